@@ -1,0 +1,20 @@
+"""kernrl: kernel-based reinforcement learning and fused RL operator kernels.
+
+The face: a lazy table of public names. Importing it loads no torch, cupy or triton.
+"""
+
+from kernrl._lazy import attach
+
+__version__ = "0.1.0"
+
+_TABLE: dict[str, str] = {}
+for _room, _names in {
+    "kernrl.kernels.base": "Kernel Delta Sum Product Scaled OnDimensions",
+    "kernrl.kernels.stationary": "RBF Matern Laplacian RationalQuadratic Periodic",
+    "kernrl.kernels.dot": "Linear Polynomial",
+    "kernrl.kernels.state_action": "StateAction",
+    "kernrl.kernels.gram": "gram GramOperator",
+}.items():
+    _TABLE |= dict.fromkeys(_names.split(), _room)
+
+__getattr__, __dir__, __all__ = attach(__name__, _TABLE)
