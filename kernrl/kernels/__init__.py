@@ -1,0 +1,19 @@
+"""k(x, y) and its matrix: stationary, dot-product and state-action kernels, their algebra, the Gram."""
+
+from kernrl._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        **dict.fromkeys(
+            ("Kernel", "Delta", "Sum", "Product", "Scaled", "OnDimensions"), "kernrl.kernels.base"
+        ),
+        **dict.fromkeys(
+            ("RBF", "Matern", "Laplacian", "RationalQuadratic", "Periodic"),
+            "kernrl.kernels.stationary",
+        ),
+        **dict.fromkeys(("Linear", "Polynomial"), "kernrl.kernels.dot"),
+        "StateAction": "kernrl.kernels.state_action",
+        **dict.fromkeys(("gram", "GramOperator", "matvec"), "kernrl.kernels.gram"),
+    },
+)
