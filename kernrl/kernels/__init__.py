@@ -1,4 +1,4 @@
-"""k(x, y) and its matrix: stationary, dot-product and state-action kernels, their algebra, the Gram."""
+"""k(x, y) and its matrix: kernels, their algebra, the Gram."""
 
 from kernrl._lazy import attach
 

@@ -1,8 +1,9 @@
-"""What a kernel is: a frozen dataclass with one formula, an algebra, and scikit-learn parameters."""
+"""What a kernel is: a frozen dataclass with one formula, an algebra, scikit-learn parameters."""
 
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -22,7 +23,7 @@ class Kernel:
 
     A subclass gives `_section(xp, z)` (its formula against fixed columns z) and `_diagonal(xp, x)`.
     Calling the kernel makes the (n, m) matrix; `section(z)` prepares it against z once, for tiles.
-    Fields are parameters in scikit-learn's sense: `clone`, `get_params` and nested `set_params` work.
+    Fields are scikit-learn parameters: `clone`, `get_params` and nested `set_params` work.
     """
 
     def _section(self, xp: Any, z: Array) -> Section:  # (m, d) -> ((b, d) -> (b, m))
@@ -100,7 +101,7 @@ class Kernel:
     def __mul__(self, other: Kernel | float) -> Kernel:
         if isinstance(other, Kernel):
             return Product(self, other)
-        return Scaled(self, other) if np.isscalar(other) else NotImplemented
+        return Scaled(self, other) if isinstance(other, numbers.Real) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -109,7 +110,7 @@ class Kernel:
         return OnDimensions(self, dims)
 
     def to_gpytorch(self) -> Any:
-        """The same kernel as a `gpytorch.kernels.Kernel` with equal values; needs numbers, no "median"."""
+        """The same kernel as a `gpytorch.kernels.Kernel` with equal values; no "median" left."""
         from kernrl.kernels.gpytorch_bridge import to_gpytorch
 
         self._require_resolved()
@@ -127,7 +128,7 @@ class Kernel:
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set fields in place, as scikit-learn's grid search needs on its own clone; returns self."""
+        """Set fields in place, as scikit-learn's grid search does on its own clone; returns self."""
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in params.items():
             head, _, rest = name.partition("__")
@@ -237,7 +238,7 @@ class OnDimensions(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class Delta(Kernel):
-    """k(x, y) = 1[x = y]: the tabular kernel; KLSTD with it is tabular LSTD, the matrix is exact."""
+    """k(x, y) = 1[x = y]: the tabular kernel; KLSTD with it is tabular LSTD."""
 
     def _section(self, xp: Any, z: Array) -> Section:
         def tile(x: Array) -> Array:

@@ -16,9 +16,9 @@ MEDIAN_ROWS = 1000  # distances of a subsample: n² pairs of a million rows woul
 
 
 def expanded(xp: Any, z: Array) -> Distance:
-    """‖x − z‖² = |x|² − 2xᵀz + |z|² as ONE product of (−2x, 1, |x|²) with (z, |z|², 1), clamped at 0.
+    """‖x − z‖² = |x|² − 2xᵀz + |z|² as one product, (−2x, 1, |x|²)·(z, |z|², 1).
 
-    Expects centred rows: the cancellation error is eps·(|x|² + |z|²). Folding the norms into the
+    Clamped at 0. Expects centred rows: the cancellation error is eps·(|x|² + |z|²). Folding the norms into the
     product saves two passes over the (b, m) tile.
     """
     norms = xp.sum(z * z, axis=1, keepdims=True)
@@ -33,7 +33,7 @@ def expanded(xp: Any, z: Array) -> Distance:
 
 
 def direct(xp: Any, z: Array) -> Distance:
-    """‖x − z‖² = Σ_k (x_k − z_k)², exact near 0; d passes over the tile (scipy's cdist on NumPy)."""
+    """‖x − z‖² = Σ_k (x_k − z_k)², exact near 0; d passes over the tile (cdist on NumPy)."""
     if arrays.is_numpy(xp):
         return _cdist(z, "sqeuclidean")
 
@@ -84,7 +84,9 @@ def median_distance(
     positive = distances[distances > 0]
     if positive.size == 0:
         checks.warn(
-            owner, "length_scale='median' found no two distinct rows, so 1.0 is used", "Pass a number."
+            owner,
+            "length_scale='median' found no two distinct rows, so 1.0 is used",
+            "Pass a number.",
         )
         return 1.0
     return float(np.median(positive))

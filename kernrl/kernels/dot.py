@@ -42,7 +42,7 @@ class Linear(Kernel):
 class Polynomial(Kernel):
     """k(x, y) = (xᵀy + offset)^degree. Rasmussen & Williams (2006), eq. 4.23.
 
-    degree = 2 with offset > 0 represents every quadratic, such as the Q* of a linear-quadratic problem.
+    degree = 2 with offset > 0 represents every quadratic: the Q* of a linear-quadratic problem.
     """
 
     degree: int = 2

@@ -36,7 +36,7 @@ class _Equal(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
 
 
 class _Columns(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
-    """A kernel on some columns, chosen by a slice or a list (active_dims takes no negative ends)."""
+    """A kernel on some columns, by slice or list (active_dims takes no negative ends)."""
 
     def __init__(self, kernel: Any, columns: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Columns(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
 
 
 def _scale(value: Any) -> torch.Tensor:
-    return torch.tensor(np.atleast_2d(arrays.host(value)), dtype=torch.float64)
+    return torch.tensor(np.atleast_2d(np.array(arrays.host(value), dtype=np.float64, order="C")))
 
 
 def _with_scale(build: Callable[..., Any], kernel: Any, **options: Any) -> Any:
@@ -69,7 +69,9 @@ def _rational_quadratic(kernel: Any) -> Any:
 def _periodic(kernel: Any) -> Any:
     width = max(np.size(kernel.length_scale), np.size(kernel.period))
     made = gk.PeriodicKernel(**({"ard_num_dims": width} if width > 1 else {})).double()
-    made.lengthscale = _scale(kernel.length_scale).expand(1, width) ** 2  # theirs divides by ℓ, not ℓ²
+    made.lengthscale = (
+        _scale(kernel.length_scale).expand(1, width) ** 2
+    )  # theirs divides by ℓ, not ℓ²
     made.period_length = _scale(kernel.period).expand(1, width)
     return made
 

@@ -44,13 +44,15 @@ def gram(kernel: Kernel, x: Array, y: Array | None = None) -> Array:  # (n, d), 
     return GramOperator(kernel, x, y).dense()
 
 
-def matvec(kernel: Kernel, x: Array, z: Array, w: Array) -> Array:  # (m,) or (m, k) -> (n,) or (n, k)
+def matvec(
+    kernel: Kernel, x: Array, z: Array, w: Array
+) -> Array:  # (m,) or (m, k) -> (n,) or (n, k)
     """K(x, z) w without the (n, m) matrix: O(nm) work, one tile of memory."""
     return GramOperator(kernel, x, z) @ w
 
 
 class GramOperator:
-    """K(x, y) as a thing that makes row tiles: `tiles()`, `@ w`, `dense()`, `.T @ v` as `rmatvec`."""
+    """K(x, y) as a thing that makes row tiles: `tiles()`, `@ w`, `rmatvec(v)`, `dense()`."""
 
     def __init__(self, kernel: Kernel, x: Array, y: Array | None = None) -> None:
         owner = type(kernel).__name__
@@ -126,7 +128,7 @@ class GramOperator:
 
 
 def parallel_rows(work: Callable[[int], None], n: int, step: int, entries: int) -> None:
-    """work(start) for start = 0, step, … < n: on the pool when `entries` are worth it, else in turn."""
+    """work(start) for start = 0, step, … < n: on the pool if `entries` are worth it."""
     starts = range(0, n, step)
     threads = n_threads()
     if threads == 1 or len(starts) < 2 or entries < SMALL:
@@ -141,7 +143,9 @@ def parallel_rows(work: Callable[[int], None], n: int, step: int, entries: int) 
 def n_threads() -> int:
     """Threads for row tiles: OMP_NUM_THREADS if set, else the cores this process may use."""
     limit = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(int(limit), cores)) if limit.isdigit() else cores
 
 

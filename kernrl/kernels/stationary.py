@@ -129,7 +129,7 @@ class Stationary(Kernel):
 class RBF(Stationary):
     """Squared-exponential kernel, k(x, y) = exp(−½ ‖(x − y)/ℓ‖²).
 
-    Rasmussen & Williams (2006), eqs. 4.9 and 5.1. The limit of RationalQuadratic as its mixture → ∞.
+    Rasmussen & Williams (2006), eqs. 4.9 and 5.1. RationalQuadratic with mixture → ∞.
 
     >>> import numpy as np
     >>> float(RBF(2.0)(np.array([[0.0]]), np.array([[2.0]]))[0, 0].round(4))

@@ -21,7 +21,9 @@ def test_odd_sizes(n, m):
     dense = gram(RBF(1.3), x, y)
     np.testing.assert_allclose(dense[:3, :3], plain(x[:3], y[:3], 1.3), **tolerance("closed form"))
     np.testing.assert_allclose(matvec(RBF(1.3), x, y, w), dense @ w, **tolerance("algebra"))
-    np.testing.assert_allclose(matvec(RBF(1.3), x, y, w[:, 0]), dense @ w[:, 0], **tolerance("algebra"))
+    np.testing.assert_allclose(
+        matvec(RBF(1.3), x, y, w[:, 0]), dense @ w[:, 0], **tolerance("algebra")
+    )
     operator = GramOperator(RBF(1.3), x, y)
     np.testing.assert_allclose(operator.rmatvec(x[:, 0]), dense.T @ x[:, 0], **tolerance("algebra"))
 

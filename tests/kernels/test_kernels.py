@@ -62,21 +62,23 @@ def test_laplacian_is_sklearns(xy):
 
 def test_laplacian_is_matern_half_in_one_dimension(xy):
     x, y = xy[0][:, :1], xy[1][:, :1]
-    np.testing.assert_allclose(Laplacian(0.6)(x, y), Matern(0.6, nu=0.5)(x, y), **tolerance("algebra"))
+    np.testing.assert_allclose(
+        Laplacian(0.6)(x, y), Matern(0.6, nu=0.5)(x, y), **tolerance("algebra")
+    )
 
 
 @pytest.mark.parametrize("factor", [1.0, 7.3])
 def test_periodic_formula_written_out(xy, factor):
     x, y = xy[0] * factor, xy[1] * factor
-    expected = np.exp(
-        -2.0 * (np.sin(np.pi * (x[:, None] - y[None]) / 1.7) ** 2 / 0.9**2).sum(-1)
-    )
+    expected = np.exp(-2.0 * (np.sin(np.pi * (x[:, None] - y[None]) / 1.7) ** 2 / 0.9**2).sum(-1))
     np.testing.assert_allclose(Periodic(0.9, 1.7)(x, y), expected, **tolerance("closed form"))
 
 
 def test_polynomial_and_delta_written_out(xy):
     x, y = xy
-    np.testing.assert_allclose(Polynomial(3, 0.5)(x, y), (x @ y.T + 0.5) ** 3, **tolerance("algebra"))
+    np.testing.assert_allclose(
+        Polynomial(3, 0.5)(x, y), (x @ y.T + 0.5) ** 3, **tolerance("algebra")
+    )
     z = np.array([[0, 1], [0, 2], [0, 1]])
     np.testing.assert_array_equal(Delta()(z), [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
 
@@ -111,7 +113,10 @@ def test_diagonal_row_and_symmetry(name, xy):
 def test_same_values_in_other_libraries(name, library, xy):
     lib = pytest.importorskip(library)
     x, y = (lib.asarray(v) for v in xy)
-    for ours, expected in ((EVERY[name](x, y), EVERY[name](*xy)), (EVERY[name](x), EVERY[name](xy[0]))):
+    for ours, expected in (
+        (EVERY[name](x, y), EVERY[name](*xy)),
+        (EVERY[name](x), EVERY[name](xy[0])),
+    ):
         assert type(ours) is type(x)
         np.testing.assert_allclose(np.asarray(ours), expected, **tolerance("closed form"))
 
@@ -171,7 +176,9 @@ class TestMedian:
             assert RBF("median").resolve(np.ones((5, 2))).length_scale == 1.0
 
     def test_unresolved_says_what_to_do(self, xy):
-        with pytest.raises(ValueError, match=r"RBF: length_scale='median' must be resolved.*resolve\(X\)"):
+        with pytest.raises(
+            ValueError, match=r"RBF: length_scale='median' must be resolved.*resolve\(X\)"
+        ):
             RBF("median")(xy[0])
 
     def test_subsample_is_seeded(self):
@@ -198,19 +205,33 @@ class TestParameters:
         [
             (lambda: RBF(-1.0), "RBF: length_scale must be positive and finite.*got -1.0"),
             (lambda: RBF([1.0, np.nan]), "RBF: length_scale must be positive"),
-            (lambda: RBF("mean"), "RBF: a length_scale given by name must be one of median, got 'mean'"),
+            (
+                lambda: RBF("mean"),
+                "RBF: a length_scale given by name must be one of median, got 'mean'",
+            ),
             (lambda: Matern(1.0, nu=2.0), "Matern: nu must be one of 0.5, 1.5, 2.5, got 2.0"),
-            (lambda: RationalQuadratic(1.0, 0.0), "mixture must be a finite number above 0.0, got 0.0"),
+            (
+                lambda: RationalQuadratic(1.0, 0.0),
+                "mixture must be a finite number above 0.0, got 0.0",
+            ),
             (lambda: Periodic(1.0, -2.0), "Periodic: period must be positive"),
             (lambda: Linear(variance=0.0), "Linear: variance must be a finite number above 0.0"),
             (lambda: Polynomial(0), "Polynomial: degree must be an integer of at least 1, got 0"),
             (lambda: -1.0 * RBF(), "Scaled: factor must be a finite number above 0.0, got -1.0"),
             (lambda: RBF().on([]), "OnDimensions: dims must be a non-empty list"),
-            (lambda: RBF().set_params(lengthscale=1.0), "RBF: a parameter must be one of length_scale.*"),
+            (
+                lambda: RBF().set_params(lengthscale=1.0),
+                "RBF: a parameter must be one of length_scale.*",
+            ),
             (lambda: RBF()([[1.0, np.inf]]), "RBF: every x must be finite, got inf at row 0"),
-            (lambda: RBF()(np.ones((2, 3)), np.ones((4, 5))),
-             r"RBF: x and y must share their last axis, got x \(2, 3\) and y \(4, 5\)"),
-            (lambda: RBF([1.0, 2.0])(np.ones((2, 3))), r"one entry per column \(3\), got 2 entries"),
+            (
+                lambda: RBF()(np.ones((2, 3)), np.ones((4, 5))),
+                r"RBF: x and y must share their last axis, got x \(2, 3\) and y \(4, 5\)",
+            ),
+            (
+                lambda: RBF([1.0, 2.0])(np.ones((2, 3))),
+                r"one entry per column \(3\), got 2 entries",
+            ),
             (lambda: RBF().on([3])(np.ones((2, 3))), "dims must lie within the 3 columns, got 3"),
             (lambda: StateAction(RBF())(np.ones((2, 1))), "must hold a state and 1 action columns"),
             (lambda: Periodic().spectral_frequencies(np.ones((2, 1)), np.ones(2)), "Use Nystroem"),
