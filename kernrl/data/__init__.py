@@ -1,0 +1,14 @@
+"""What interaction leaves behind: transitions, how they are collected, kept and summed."""
+
+from kernrl._lazy import attach
+
+_PUBLIC = {
+    "Replay": "kernrl.data.replay",
+    "Sampler": "kernrl.data.collect",
+    "Step": "kernrl.data.collect",
+    "Transitions": "kernrl.data.transitions",
+    "collect": "kernrl.data.collect",
+    "discounted": "kernrl.data.returns",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _PUBLIC)
