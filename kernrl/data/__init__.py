@@ -2,12 +2,12 @@
 
 from kernrl._lazy import attach
 
+# `collect` itself is public as kernrl.collect: here the file of that name would hide it.
 _PUBLIC = {
     "Replay": "kernrl.data.replay",
     "Sampler": "kernrl.data.collect",
     "Step": "kernrl.data.collect",
     "Transitions": "kernrl.data.transitions",
-    "collect": "kernrl.data.collect",
     "discounted": "kernrl.data.returns",
 }
 

@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = attach(
         ),
         **dict.fromkeys(("Linear", "Polynomial"), "kernrl.kernels.dot"),
         "StateAction": "kernrl.kernels.state_action",
-        **dict.fromkeys(("gram", "GramOperator", "matvec"), "kernrl.kernels.gram"),
+        # `gram` itself is public as kernrl.gram: here the file of that name would hide it.
+        **dict.fromkeys(("GramOperator", "matvec"), "kernrl.kernels.gram"),
     },
 )
