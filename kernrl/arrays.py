@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import math
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import array_api_compat
 import numpy as np
@@ -81,22 +84,49 @@ def floating(x: Array) -> Array:
 
 
 def columns(x: Array) -> Array:
-    """(n,) -> (n, 1); (n, d) stays; (n, ...) is flattened to (n, d)."""
-    xp = namespace(x)
+    """(n,) -> (n, 1); (n, d) stays; (n, ...) is flattened to (n, d), also for n = 0."""
     if x.ndim == 2:
         return x
-    return xp.reshape(x, (x.shape[0], -1)) if x.shape[0] else xp.reshape(x, (0, 1))
+    return namespace(x).reshape(x, (x.shape[0], math.prod(x.shape[1:])))
 
 
 def host(x: Array) -> np.ndarray:
-    """`x` as a NumPy array in host memory; zero-copy where it already is one."""
+    """`x` as a NumPy array in host memory; zero-copy where it already is one.
+
+    bfloat16, which NumPy does not have, becomes float32.
+    """
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach"):  # torch: leave the graph, then the device
-        return np.asarray(x.detach().cpu())
+        x = x.detach().cpu()
+        return np.asarray(x.float() if str(x.dtype) == "torch.bfloat16" else x)
     if hasattr(x, "get") and type(x).__module__.startswith("cupy"):
         return np.asarray(x.get())
     return np.asarray(x)
+
+
+def available_bytes(x: Array) -> float:
+    """Free memory where `x` lives: of the GPU with CuPy's pool counted, else of this machine."""
+    xp = namespace(x)
+    if array_api_compat.is_cupy_namespace(xp):
+        free, _ = xp.cuda.runtime.memGetInfo()
+        return float(free + xp.get_default_memory_pool().free_bytes())
+    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return float("inf")  # not a POSIX system: let the allocation itself decide
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:  # Linux counts reclaimable cache as not free; MemAvailable does not
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            free = next(int(k.split()[1]) * 1024 for k in lines if k.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pass
+    return float(free)
+
+
+def moved(x: Array, reference: Array) -> Array:
+    """`x` with its own dtype in `reference`'s library and on its device."""
+    xp = namespace(reference)
+    name = str(x.dtype).rpartition(".")[2]
+    return like(x, reference, getattr(xp, name))
 
 
 def like(x: object, reference: Array, dtype: Any = None) -> Array:
@@ -107,7 +137,13 @@ def like(x: object, reference: Array, dtype: Any = None) -> Array:
     if is_array(x) and namespace(x) is xp:
         return array_api_compat.to_device(xp.astype(x, dtype, copy=False), device)
     value = host(x) if is_array(x) else np.asarray(x)
-    return xp.asarray(value, dtype=dtype, device=device)
+    return xp.asarray(_writeable_forward(value), dtype=dtype, device=device)
+
+
+def _writeable_forward(x: np.ndarray) -> np.ndarray:
+    """`x`, copied if it is read-only or runs backward: torch would write through, or refuse."""
+    awkward = not x.flags.writeable or any(step < 0 for step in x.strides)
+    return x.copy() if awkward else x
 
 
 def epsilon(x: Array) -> float:
@@ -120,6 +156,12 @@ def epsilon(x: Array) -> float:
 
 def rng(seed: Seed = None) -> np.random.Generator:
     """The host generator everything random comes from; a Generator is passed through."""
+    if isinstance(seed, bool | float | str) or (isinstance(seed, int) and seed < 0):
+        checks.fail(
+            "rng",
+            "the seed must be a non-negative integer, a numpy Generator, a SeedSequence or None",
+            repr(seed),
+        )
     return np.random.default_rng(seed)
 
 
@@ -141,26 +183,36 @@ def on_device(x: Array, device: str, work: int = 0, owner: str = "device") -> Ar
     """`x` where `device` says: "cpu", "cuda", or "auto".
 
     "auto" moves nothing but NumPy data, and those only when a GPU is there and `work` (Gram
-    entries to be computed) is above GPU_WORTHWHILE.
+    entries to be computed) is above GPU_WORTHWHILE. The library changes only between NumPy and
+    CuPy; torch tensors stay torch.
     """
     checks.choice(owner, "device", device, ("auto", "cpu", "cuda"))
-    if device == "cpu" or not isinstance(x, np.ndarray):
-        if device == "cuda" and array_api_compat.is_torch_array(x):
-            return x.to("cuda")
-        return host(x) if device == "cpu" and not array_api_compat.is_torch_array(x) else x
+    if array_api_compat.is_torch_array(x):
+        return x if device == "auto" else _torch_on(x, device, owner)
+    if device == "cpu":
+        return host(x) if array_api_compat.is_cupy_array(x) else x
+    if not isinstance(x, np.ndarray):
+        return x
     if device == "auto" and (work < GPU_WORTHWHILE or not gpu_available()):
         return x
     if not gpu_available():
-        checks.fail(
-            owner,
-            "device='cuda' needs CuPy and a CUDA GPU",
-            "neither or only one of them",
-            "Install the extra gpu-cuda12 or gpu-cuda13, or use device='cpu'.",
-            RuntimeError,
-        )
+        _no_gpu(owner, "CuPy and a CUDA GPU", "Install the extra gpu-cuda12 or gpu-cuda13, or use")
     import cupy
 
     return cupy.asarray(x)
+
+
+def _torch_on(x: Array, device: str, owner: str) -> Array:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        _no_gpu(owner, "a CUDA GPU and a CUDA build of torch", "Use")
+    return x.to(device)
+
+
+def _no_gpu(owner: str, needs: str, cure: str) -> NoReturn:
+    rule = f"device='cuda' needs {needs}"
+    checks.fail(owner, rule, "neither or only one of them", f"{cure} device='cpu'.", RuntimeError)
 
 
 def exchange(x: Array, library: str) -> Array:
@@ -185,9 +237,7 @@ def exchange(x: Array, library: str) -> Array:
     if library == "torch":
         from torch.utils.dlpack import from_dlpack
 
-        if isinstance(x, np.ndarray) and not x.flags.writeable:
-            return from_dlpack(x.copy())  # torch would write through a read-only array
-        return from_dlpack(x)
+        return from_dlpack(_writeable_forward(x) if isinstance(x, np.ndarray) else x)
     import cupy
 
     return cupy.from_dlpack(x)
@@ -220,52 +270,47 @@ def solve_triangular(
 
 
 @functools.lru_cache(maxsize=1)
-def _blas_controller(n_modules: int) -> Any:
+def _blas_controller(loaded: int) -> Any:
+    """The BLAS libraries of this process; `loaded` names which of scipy and torch have come."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
+class _BlasHold:
+    """BLAS has one thread count per process: the first holder sets it, the last gives it back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.holders = 0
+        self.limiter: Any = None
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.holders == 0:
+                # Scanning loaded libraries takes milliseconds: redone when scipy or torch came.
+                loaded = ("scipy.linalg" in sys.modules) + 2 * ("torch" in sys.modules)
+                self.limiter = _blas_controller(loaded).limit(limits=1, user_api="blas")
+            self.holders += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.holders -= 1
+            if self.holders == 0:
+                self.limiter.restore_original_limits()
+
+
+_BLAS = _BlasHold()
+
+
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """Hold BLAS at one thread: own row tiles on own threads beat its spinning pool 3 to 1."""
-    # Scanning loaded libraries takes milliseconds, so it is redone only when scipy or torch came.
-    loaded = ("scipy.linalg" in sys.modules) + 2 * ("torch" in sys.modules)
-    with _blas_controller(loaded).limit(limits=1, user_api="blas"):
+    """Hold BLAS at one thread: own row tiles on own threads beat its spinning pool 3 to 1.
+
+    Nested and concurrent use is safe: the limit is lifted when the last holder leaves.
+    """
+    _BLAS.enter()
+    try:
         yield
-
-
-def device(x: Array) -> Any:
-    """The device of `x`, as its library names it."""
-    return array_api_compat.device(x)
-
-
-def exp_in_place(x: Array) -> Array:
-    """exp(x), in x's memory where its library can and no gradient is recorded."""
-    xp = namespace(x)
-    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp):
-        return xp.exp(x, out=x)
-    if array_api_compat.is_torch_namespace(xp) and not x.requires_grad:
-        return x.exp_()
-    return xp.exp(x)
-
-
-def clip_below_in_place(x: Array, floor: float) -> Array:
-    """max(x, floor), in x's memory where its library can and no gradient is recorded."""
-    xp = namespace(x)
-    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp):
-        return xp.maximum(x, x.dtype.type(floor), out=x)
-    if array_api_compat.is_torch_namespace(xp):
-        return x.clamp(min=floor) if x.requires_grad else x.clamp_(min=floor)
-    return xp.clip(x, min=floor)
-
-
-def with_diagonal(x: Array, values: Array, offset: int = 0) -> Array:
-    """x with x[i, offset + i] = values[i] for i < len(values); in x's memory where possible."""
-    xp = namespace(x)
-    rows = xp.arange(values.shape[0], device=device(x))
-    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp) or array_api_compat.is_torch_array(x):
-        x[rows, rows + offset] = values
-        return x
-    columns = xp.arange(x.shape[1], device=device(x))  # the bare standard cannot assign pairs
-    return xp.where(columns[None, :] == rows[:, None] + offset, values[:, None], x)
+    finally:
+        _BLAS.leave()

@@ -40,7 +40,7 @@ class Linear(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class Polynomial(Kernel):
-    """k(x, y) = (xᵀy + offset)^degree. Rasmussen & Williams (2006), eq. 4.23.
+    """k(x, y) = (xᵀy + offset)^degree. Rasmussen & Williams (2006), §4.2.2.
 
     degree = 2 with offset > 0 represents every quadratic: the Q* of a linear-quadratic problem.
     """
