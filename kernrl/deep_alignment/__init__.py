@@ -1,0 +1,18 @@
+"""Losses, estimators and scans of deep RL and alignment: torch tensors in, torch tensors out.
+
+Token and environment tensors are (b, t): one sequence a row, time last. `mask` is True where an
+entry counts.
+"""
+
+from kernrl._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "aggregate": "kernrl.deep_alignment.ops.aggregate",
+        "gae": "kernrl.deep_alignment.ops.advantage",
+        "policy_loss": "kernrl.deep_alignment.ops.policy",
+        "value_loss": "kernrl.deep_alignment.ops.value",
+        "whiten": "kernrl.deep_alignment.ops.advantage",
+    },
+)
