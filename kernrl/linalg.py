@@ -2,7 +2,7 @@
 
 A failed Cholesky is silent on a GPU (cuSOLVER's info is not read by default), so no result leaves
 this room unverified. Every function follows the array library of its caller. The factor that
-grows by one point at a time is in `growing`.
+grows by one point at a time is in `approx.growing`.
 """
 
 from __future__ import annotations
@@ -92,28 +92,55 @@ def rank_one_update(lower: Array, x: Array, sign: int = 1) -> Array:
         checks.fail(owner, f"x must have shape ({lower.shape[0]},)", checks.shape(x))
     p = arrays.solve_triangular(lower, x)
     before, after = _pivots(xp, p, sign)
+    ratio, cross = xp.sqrt(after / before), sign * p / xp.sqrt(before * after)
     terms = lower * p[None, :]
-    tails = xp.flip(xp.cumulative_sum(xp.flip(terms, axis=1), axis=1), axis=1) - terms
-    cross = sign * p / xp.sqrt(before * after)
-    return xp.tril(lower * xp.sqrt(after / before)[None, :] + tails * cross[None, :])
+    # Σ_{i>j} of a row, summed from its end: exactly 0 above the diagonal, no digit lost below.
+    tails = xp.flip(xp.cumulative_sum(xp.flip(terms, axis=1), axis=1), axis=1)
+    tails = xp.concat((tails[:, 1:], xp.zeros_like(tails[:, :1])), axis=1)
+    return lower * ratio[None, :] + tails * cross[None, :]
 
 
 def _pivots(xp: Any, p: Array, sign: int) -> tuple[Array, Array]:
-    """tⱼ₋₁ and tⱼ for every j; summed from the small end, so that no digit is lost."""
+    """tⱼ₋₁ and tⱼ for every j, each summed from its small end."""
     squares = p * p
     if sign > 0:
         after = 1 + xp.cumulative_sum(squares)
-        return after - squares, after
-    left = 1 - float(xp.sum(squares))
-    if not left > arrays.epsilon(p) * p.shape[0]:
+        return xp.concat((xp.ones_like(p[:1]), after[:-1])), after
+    left = 1 - xp.sum(squares)
+    if not float(left) > arrays.epsilon(p) * p.shape[0]:
         checks.fail(
             "rank_one_update",
             "the downdated matrix must be positive definite",
-            f"1 - ‖L⁻¹x‖² = {left:.1e}",
+            f"1 - ‖L⁻¹x‖² = {float(left):.1e}",
             "Factor the new matrix afresh, with a ridge.",
         )
     before = left + xp.flip(xp.cumulative_sum(xp.flip(squares)))
-    return before, before - squares
+    return before, xp.concat((before[1:], xp.reshape(left, (1,))))
+
+
+def append_row(lower: Array, column: Array, diagonal: float) -> Array:
+    """The factor of [[L Lᵀ, c], [cᵀ, d]]. (m, m), (m,) -> (m + 1, m + 1). O(m²).
+
+    The new pivot is √(d − ‖L⁻¹c‖²); raises if that is not a positive number. One row at a time in
+    place is `approx.growing.GrowingCholesky`.
+    """
+    owner = "append_row"
+    _square(owner, lower)
+    xp = arrays.namespace(lower, column)
+    if column.shape != lower.shape[:1]:
+        checks.fail(owner, f"column must have shape ({lower.shape[0]},)", checks.shape(column))
+    half = arrays.solve_triangular(lower, column)
+    left = float(diagonal) - float(half @ half)
+    if not left > arrays.epsilon(lower) * lower.shape[0] * abs(float(diagonal)):
+        checks.fail(
+            owner,
+            "the new row must be linearly independent of the others",
+            f"residual {left:.1e} at diagonal {float(diagonal):.1e}",
+            "Skip the point, or add a ridge to the diagonal.",
+        )
+    above = xp.concat((lower, xp.zeros_like(lower[:, :1])), axis=1)
+    pivot = arrays.like(np.array([math.sqrt(left)]), lower)
+    return xp.concat((above, xp.concat((half, pivot))[None, :]), axis=0)
 
 
 def conjugate_gradient(

@@ -124,28 +124,34 @@ class GrowingCholesky:
         self._size, self._square = m + 1, None
         return pivot
 
-    def extend(self, columns: Array, block: Array) -> None:
-        """Add k points at once: columns k(Z, X) (m, k) and block k(X, X) (k, k). O(m²k + k³)."""
+    def extend(self, columns: Array, block: Array) -> float:
+        """Add k points at once: columns k(Z, X) (m, k), block k(X, X) (k, k). O(m²k + k³).
+
+        Returns the jitter that the block needed on its diagonal, 0 for independent points.
+        """
         columns, block = np.asarray(columns, np.float64), np.asarray(block, np.float64)
         m, k = self._size, block.shape[0]
         if columns.shape != (m, k) or block.shape != (k, k):
             got = f"{checks.shape(columns)} and {checks.shape(block)}"
             checks.fail("GrowingCholesky", f"columns and block must be ({m}, k) and (k, k)", got)
+        if k == 0:
+            return 0.0
         lower = np.zeros((m + k, m + k))
         lower[:m, :m] = self.lower
         if m:
             lower[m:, :m] = self._trsm(1.0, self.lower.T, columns, trans_a=1).T
         rest = block - lower[m:, :m] @ lower[m:, :m].T
-        lower[m:, m:] = cholesky(rest, owner="GrowingCholesky").lower
+        lower[m:, m:], jitter = cholesky(rest, owner="GrowingCholesky")
         self._adopt(lower)
+        return jitter
 
     def remove(self, i: int) -> None:
         """Take point i out: the block behind it gets a rank-one update. O((m − i)² + m²)."""
         i = self._index(i)
         keep = np.delete(np.arange(self._size), i)
         diagonal = self._diagonal_without(i, keep)
-        old = self.lower
-        lower = old[np.ix_(keep, keep)]
+        old, lower = self.lower, np.zeros((self._size - 1, self._size - 1))
+        lower[:i, :i], lower[i:, :i] = old[:i, :i], old[i + 1 :, :i]
         if i < self._size - 1:
             lower[i:, i:] = rank_one_update(old[i + 1 :, i + 1 :], old[i + 1 :, i])
         self._adopt(lower)
