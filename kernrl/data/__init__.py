@@ -9,6 +9,7 @@ _PUBLIC = {
     "Step": "kernrl.data.collect",
     "Transitions": "kernrl.data.transitions",
     "discounted": "kernrl.data.returns",
+    "episode_returns": "kernrl.data.returns",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _PUBLIC)

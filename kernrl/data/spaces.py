@@ -30,7 +30,7 @@ def of_states(states: np.ndarray) -> spaces.Space[Any]:
 
 
 def of_actions(owner: str, actions: np.ndarray) -> spaces.Space[Any]:
-    """Discrete for whole numbers (n,), up to the largest one seen; otherwise a Box of their range."""
+    """Discrete for whole numbers (n,), up to the largest seen; otherwise the Box of their range."""
     if actions.ndim == 1 and actions.dtype.kind in "iub":
         low = int(actions.min())
         checks.require(low >= 0, owner, "discrete actions must be numbered from 0", low)
@@ -60,7 +60,8 @@ def from_json(owner: str, text: dict[str, Any]) -> spaces.Space[Any]:
     values = dict(text)
     kind = values.pop("kind", None)
     checks.choice(owner, "the kind of space", kind, _READERS)
-    return _READERS[str(kind)](**values)
+    space: spaces.Space[Any] = _READERS[str(kind)](**values)
+    return space
 
 
 def _box(low: np.ndarray, high: np.ndarray) -> spaces.Space[Any]:

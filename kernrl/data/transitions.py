@@ -1,4 +1,4 @@
-"""Transitions: rows (s, a, r, s', a', terminated, truncated, episode), checked once and then fixed."""
+"""Transitions: rows (s, a, r, s', a', terminated, truncated, episode), checked once, then fixed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Transitions:
 
     @classmethod
     def _trusted(cls, columns: dict[str, Array]) -> Transitions:
-        """Rows that were checked before, or come from checked rows; arrays are fixed, not copied."""
+        """Rows that come from checked rows; their arrays are made read-only, not copied."""
         rows = object.__new__(cls)
         for name in FIELDS:
             object.__setattr__(rows, name, _fix(columns[name]))
