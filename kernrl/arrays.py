@@ -212,7 +212,7 @@ def _torch_on(x: Array, device: str, owner: str) -> Array:
 
 def _no_gpu(owner: str, needs: str, cure: str) -> NoReturn:
     rule = f"device='cuda' needs {needs}"
-    checks.fail(owner, rule, "neither or only one of them", f"{cure} device='cpu'.", RuntimeError)
+    checks.fail(owner, rule, "a machine without", f"{cure} device='cpu'.", RuntimeError)
 
 
 def exchange(x: Array, library: str) -> Array:
@@ -222,6 +222,8 @@ def exchange(x: Array, library: str) -> Array:
     (pytorch #188023). Gradients are detached, since DLPack cannot carry them.
     """
     checks.choice("exchange", "library", library, ("cupy", "numpy", "torch"))
+    if not is_array(x):
+        checks.fail("exchange", "x must be an array", type(x).__name__, error=TypeError)
     strides = getattr(x, "strides", None)
     if isinstance(strides, tuple) and any(step < 0 for step in strides):
         checks.fail(
