@@ -11,7 +11,6 @@ import importlib.util
 import math
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -256,7 +255,7 @@ def solve_triangular(
     if is_numpy(xp):
         from scipy.linalg import solve_triangular as solve
 
-        return solve(factor, b, lower=lower, trans=1 if transposed else 0, check_finite=False)
+        return solve(factor, b, lower=lower, trans=0, check_finite=False)
     rhs = b[:, None] if b.ndim == 1 else b
     if array_api_compat.is_torch_namespace(xp):
         matrix = factor.mT if transposed else factor
@@ -279,43 +278,13 @@ def _blas_controller(loaded: int) -> Any:
     return ThreadpoolController()
 
 
-class _BlasHold:
-    """BLAS has one thread count per process: the first holder sets it, the last gives it back."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.holders = 0
-        self.limiter: Any = None
-
-    def enter(self) -> None:
-        with self.lock:
-            if self.holders == 0:
-                # Scanning loaded libraries takes milliseconds: redone when scipy or torch came.
-                loaded = ("scipy.linalg" in sys.modules) + 2 * ("torch" in sys.modules)
-                self.limiter = _blas_controller(loaded).limit(limits=1, user_api="blas")
-            self.holders += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.holders -= 1
-            if self.holders == 0:
-                self.limiter.restore_original_limits()
-
-
-_BLAS = _BlasHold()
-
-
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """Hold BLAS at one thread: own row tiles on own threads beat its spinning pool 3 to 1.
-
-    Nested and concurrent use is safe: the limit is lifted when the last holder leaves.
-    """
-    _BLAS.enter()
-    try:
+    """Hold BLAS at one thread: own row tiles on own threads beat its spinning pool 3 to 1."""
+    # Scanning loaded libraries takes milliseconds, so it is redone only when scipy or torch came.
+    loaded = ("scipy.linalg" in sys.modules) + 2 * ("torch" in sys.modules)
+    with _blas_controller(loaded).limit(limits=1, user_api="blas"):
         yield
-    finally:
-        _BLAS.leave()
 
 
 def device(x: Array) -> Any:

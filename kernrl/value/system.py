@@ -13,7 +13,7 @@ Neither matrix is symmetric: LU, never Cholesky.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,6 +207,18 @@ def values(kernel: Any, features: Any, support: Array, weights: Array, z: Array)
         ]
         out = parts[0] if len(parts) == 1 else xp.concat(parts)
     return out if local is z else arrays.like(out, z)
+
+
+def predictor(features: Any, weights: Array) -> Callable[[Array], Array]:
+    """φ(z)W prepared once for many small calls, such as acting: (b, d) -> (b, k), unvalidated.
+
+    Landmark features fold their whitening into the weights and hold the landmarks ready scaled.
+    """
+    if not hasattr(features, "landmarks_"):
+        return lambda z: features.transform(z) @ weights
+    section = features.kernel_.section(features.landmarks_)
+    folded = features.whitener_ @ weights
+    return lambda z: section(z) @ folded
 
 
 def _together(x: Array, y: Array) -> bool:
