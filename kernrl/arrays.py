@@ -285,3 +285,39 @@ def single_threaded_blas() -> Iterator[None]:
     loaded = ("scipy.linalg" in sys.modules) + 2 * ("torch" in sys.modules)
     with _blas_controller(loaded).limit(limits=1, user_api="blas"):
         yield
+
+
+def device(x: Array) -> Any:
+    """The device of `x`, as its library names it."""
+    return array_api_compat.device(x)
+
+
+def exp_in_place(x: Array) -> Array:
+    """exp(x), in x's memory where its library can and no gradient is recorded."""
+    xp = namespace(x)
+    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp):
+        return xp.exp(x, out=x)
+    if array_api_compat.is_torch_namespace(xp) and not x.requires_grad:
+        return x.exp_()
+    return xp.exp(x)
+
+
+def clip_below_in_place(x: Array, floor: float) -> Array:
+    """max(x, floor), in x's memory where its library can and no gradient is recorded."""
+    xp = namespace(x)
+    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp):
+        return xp.maximum(x, x.dtype.type(floor), out=x)
+    if array_api_compat.is_torch_namespace(xp):
+        return x.clamp(min=floor) if x.requires_grad else x.clamp_(min=floor)
+    return xp.clip(x, min=floor)
+
+
+def with_diagonal(x: Array, values: Array, offset: int = 0) -> Array:
+    """x with x[i, offset + i] = values[i] for i < len(values); in x's memory where possible."""
+    xp = namespace(x)
+    rows = xp.arange(values.shape[0], device=device(x))
+    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp) or array_api_compat.is_torch_array(x):
+        x[rows, rows + offset] = values
+        return x
+    columns = xp.arange(x.shape[1], device=device(x))  # the bare standard cannot assign pairs
+    return xp.where(columns[None, :] == rows[:, None] + offset, values[:, None], x)
