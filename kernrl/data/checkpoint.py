@@ -179,7 +179,7 @@ def write(owner: str, path: Any, state: Mapping[str, np.ndarray], header: dict[s
     tensors = {name: np.array(x, order="C") for name, x in state.items()}
     text = json.dumps({"format": FORMAT, **header}, allow_nan=False)
     content = save(tensors, metadata={"kernrl": text, "sha256": _checksum(text, tensors)})
-    with files.replacing(owner, path) as temporary:
+    with files.replacing(path, owner=owner) as temporary:
         temporary.write_bytes(content)
 
 

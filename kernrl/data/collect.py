@@ -47,8 +47,17 @@ class Sampler:
     Observations are copied, since an env may reuse its buffer.
     """
 
+    step: Callable[[np.ndarray], Step]  # (b, …) actions -> Step; chosen once, by the kind of env
+
     def __init__(self, env: Any, *, seed: int | np.random.SeedSequence | None = None) -> None:
         self.env, self._owned = _resolve(env)
+        try:
+            self._open(seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, seed: int | np.random.SeedSequence | None) -> None:
         vector = isinstance(self.env, VectorEnv)
         prefix = "single_" if vector else ""
         self.observation_space = spaces.check(
@@ -62,6 +71,7 @@ class Sampler:
             np.issubdtype(self.observation_space.dtype, np.floating)
         )
         self._rank = 1 + len(self.observation_space.shape or ())
+        self._wanted = (self.n_envs, *(self.action_space.shape or ()))
         self.step = self._vector_step if vector else self._single_step
         self._begin(seed, vector)
 
@@ -102,6 +112,8 @@ class Sampler:
 
     def _single_step(self, actions: np.ndarray) -> Step:
         """One step of a plain env, on the path where every microsecond shows."""
+        if getattr(actions, "shape", None) != self._wanted:
+            _refuse_actions(actions, self._wanted)
         before, episode = self.observations, self.episode
         after, reward, terminated, truncated, _ = self.env.step(actions[0])
         reward = float(reward)
@@ -139,6 +151,8 @@ class Sampler:
     # ------------------------------------------------------------ many environments
 
     def _vector_step(self, actions: np.ndarray) -> Step:
+        if getattr(actions, "shape", None) != self._wanted:
+            _refuse_actions(actions, self._wanted)
         before, episode = self.observations, self.episode
         after, rewards, terminated, truncated, info = self.env.step(actions)
         valid = ~self._resetting
@@ -271,6 +285,11 @@ def _with_final(starts: np.ndarray, ended: np.ndarray, info: Any) -> np.ndarray:
     return reached
 
 
+def _refuse_actions(actions: np.ndarray, wanted: tuple[int, ...]) -> None:
+    rule = f"actions must have shape {wanted}, one row for each environment"
+    checks.fail("Sampler", rule, getattr(actions, "shape", type(actions).__name__))
+
+
 def _check_observations(batch: np.ndarray) -> None:
     if not np.isfinite(batch).all():  # the squared norm alone may have overflowed
         _refuse("observation", float(batch[~np.isfinite(batch)][0]))
@@ -306,7 +325,7 @@ def collect(env: Any, policy: Any, n_steps: int, seed: Any = None) -> Transition
 
 
 def _policy(policy: Any, sampler: Sampler) -> Policy:
-    """`policy` as a function whose actions have the right shape, or fail."""
+    """`policy` as a function from observations to a NumPy array of actions."""
     if isinstance(policy, str):
         checks.choice("collect", "policy", policy, ("random",))
         return lambda observations: sampler.random_actions()
@@ -314,15 +333,10 @@ def _policy(policy: Any, sampler: Sampler) -> Policy:
     if not callable(choose):
         rule = "policy must be callable, an agent or 'random'"
         checks.fail("collect", rule, type(policy).__name__, error=TypeError)
-    wanted = (sampler.n_envs, *(sampler.action_space.shape or ()))
 
     def act(observations: np.ndarray) -> np.ndarray:
         chosen = choose(observations)
-        actions = arrays.host(chosen) if arrays.is_array(chosen) else np.asarray(chosen)
-        if actions.shape != wanted:
-            rule = f"policy must give actions of shape {wanted} (one row per environment)"
-            checks.fail("collect", rule, actions.shape)
-        return actions
+        return arrays.host(chosen) if arrays.is_array(chosen) else np.asarray(chosen)
 
     return act
 

@@ -13,7 +13,7 @@ from kernrl import checks
 
 
 @contextmanager
-def replacing(owner: str, path: Any) -> Iterator[Path]:
+def replacing(path: Any, *, owner: str = "replacing") -> Iterator[Path]:
     """A path beside `path` to write to; it takes its place if the block succeeds, or vanishes.
 
     A reader of `path` sees the old file or the new one, and an interrupted write leaves the old.

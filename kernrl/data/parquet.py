@@ -10,7 +10,8 @@ import numpy as np
 
 from kernrl import arrays, checks
 from kernrl.data import files
-from kernrl.data.transitions import FIELDS, Transitions
+from kernrl.data.rows import FIELDS
+from kernrl.data.transitions import Transitions
 
 FORMAT = 1
 _KEY = b"kernrl"
@@ -25,7 +26,7 @@ def write(transitions: Transitions, path: Any) -> None:
     layout = {k: {"dtype": x.dtype.name, "shape": list(x.shape[1:])} for k, x in given.items()}
     text = json.dumps({"format": FORMAT, "fields": layout})
     table = pa.table({name: _to_column(pa, x) for name, x in given.items()})
-    with files.replacing(owner, path) as temporary:
+    with files.replacing(path, owner=owner) as temporary:
         pq.write_table(table.replace_schema_metadata({_KEY: text}), temporary)
 
 

@@ -11,7 +11,7 @@ from kernrl.data.collect import Step
 from kernrl.data.transitions import Transitions
 
 Array = Any
-_FIELDS = ("states", "actions", "rewards", "next_states", "terminated", "truncated", "episode")
+_FIELDS = ("states", "actions", "rewards", "next_states", "terminated", "truncated")
 _IN_STEP = {"states": "observations", "next_states": "next_observations"}
 
 
@@ -23,8 +23,8 @@ class Replay:
     >>> replay = Replay(capacity=3)
     >>> states, flags = np.arange(4.0), np.zeros(4)
     >>> replay.extend(Transitions(states, states, states, flags, actions=flags))
-    >>> len(replay), replay.latest(2).states.ravel().tolist()
-    (3, [2.0, 3.0])
+    >>> len(replay), set(replay.sample(99, np.random.default_rng(0)).rewards.tolist())
+    (3, {1.0, 2.0, 3.0})
     """
 
     def __init__(self, capacity: int) -> None:
@@ -55,12 +55,10 @@ class Replay:
         """n rows drawn uniformly with replacement; unconnected rows, so each its own episode."""
         n = checks.integer("Replay.sample", "n", n, at_least=1)
         checks.require(len(self) > 0, "Replay.sample", "the buffer must hold rows", "none")
-        return self._at(rng.integers(len(self), size=n), connected=False)
-
-    def latest(self, n: int) -> Transitions:
-        """The last n rows, oldest first; with one environment they are consecutive in time."""
-        n = checks.integer("Replay.latest", "n", n, at_least=1, at_most=len(self))
-        return self._at(np.arange(self._added - n, self._added) % self.capacity, connected=True)
+        slots = rng.integers(len(self), size=n)
+        chosen = {name: x[slots] for name, x in self._ring.items()}
+        # rows from a sampler or from Transitions were checked there
+        return Transitions._trusted({**chosen, "next_actions": None, "episode": np.arange(n)})
 
     def _put(self, rows: dict[str, np.ndarray]) -> None:
         if not self._ring:
@@ -77,10 +75,3 @@ class Replay:
         for name, x in rows.items():
             self._ring[name][slots] = x[n - kept :]
         self._added += n
-
-    def _at(self, slots: np.ndarray, connected: bool) -> Transitions:
-        """The rows in these slots, which were checked or came from a sampler: no second check."""
-        chosen = {name: x[slots] for name, x in self._ring.items()}
-        if not connected:
-            chosen["episode"] = np.arange(len(slots))
-        return Transitions._trusted({**chosen, "next_actions": None})
