@@ -63,6 +63,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train kernel and deep agents on two tasks, write one report
 	@$(BIN)/kernrl run experiments/quickstart.toml --out $(OUT)
 
+demo-quick: $(STAMP)  ## the same, cut down to see that it runs (numbers mean nothing)
+	@$(BIN)/kernrl run experiments/quickstart.toml --quick --out $(OUT)/quick
+
 test: $(STAMP)  ## all tests but the groups named in the header (slow, peers, gpu, browser)
 	@$(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
 
