@@ -276,11 +276,14 @@ class PPO(Agent):
         value = self.critic_(batch.inputs).squeeze(-1)
         policy, seen = policy_loss(logprob, batch.logprob, batch.advantage, clip=clip)
         fit, _ = value_loss(value, batch.value, batch.returns, clip=self.value_clip)
-        bonus = entropy.mean()
-        return policy + self.value_weight * fit - self.entropy_bonus * bonus, {
-            "policy_loss": policy,
-            "value_loss": fit,
-            "entropy": bonus,
+        loss = policy + self.value_weight * fit
+        mean_entropy = entropy.mean()
+        if self.entropy_bonus:
+            loss = loss - self.entropy_bonus * mean_entropy
+        return loss, {
+            "policy_loss": policy.detach(),
+            "value_loss": fit.detach(),
+            "entropy": mean_entropy.detach(),
             "kl": seen["kl_k3"],
             "clip_fraction": seen["clip_fraction_low"] + seen["clip_fraction_high"],
         }

@@ -147,13 +147,13 @@ def policy_loss(
     log_ratio = ratio_of(logprob, delta, mask)
     with torch.no_grad():
         ratio = log_ratio.exp()
-        below, above = (advantage < 0) & (ratio < 1 - low), (advantage > 0) & (ratio > 1 + high)
-        clipped = ratio.clamp(1 - low, 1 + high)
-        held, cut, far = clipped, below | above, None
+        held = clipped = ratio.clamp(1 - low, 1 + high)
+        cut = (ratio - clipped) * advantage > 0  # out of the range on the side A asks for
+        metrics = _metrics(delta, ratio, cut, advantage, mask)
         if dual_clip is not None:
             far = (advantage < 0) & (ratio > dual_clip)
-            held, cut = torch.where(far, dual_clip, held), cut | far
-        metrics = _metrics(delta, ratio, below, above, far, mask)
+            held, cut = held.masked_fill(far, dual_clip), cut | far
+            metrics["dual_clip_fraction"] = far.sum() / inputs.count(mask, far)
     terms = Terms(logprob, advantage, mask, log_ratio, ratio, clipped, held, cut, gate_temperature)
     return reduce(loss_of(terms), mask, aggregate, denominator), metrics
 
@@ -194,27 +194,20 @@ def _prepare(
 
 
 def _metrics(
-    delta: Tensor,
-    ratio: Tensor,
-    below: Tensor,
-    above: Tensor,
-    far: Tensor | None,
-    mask: Tensor | None,
+    delta: Tensor, ratio: Tensor, cut: Tensor, advantage: Tensor, mask: Tensor | None
 ) -> dict[str, Tensor]:
     n = inputs.count(mask, delta)
+    high = (cut & (advantage > 0)).sum()
     lowest, highest = _extremes(ratio, mask)
-    metrics = {
-        "clip_fraction_low": below.sum() / n,
-        "clip_fraction_high": above.sum() / n,
+    return {
+        "clip_fraction_low": (cut.sum() - high) / n,
+        "clip_fraction_high": high / n,
         "kl_k1": -delta.sum() / n,
         "kl_k3": k3(delta).sum() / n,
         "ratio_min": lowest,
         "ratio_mean": inputs.zeroed(ratio, mask).sum() / n,
         "ratio_max": highest,
     }
-    if far is not None:
-        metrics["dual_clip_fraction"] = far.sum() / n
-    return metrics
 
 
 def _extremes(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -222,7 +215,7 @@ def _extremes(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return x.new_zeros(()), x.new_zeros(())
     if mask is None:
-        return x.amin(), x.amax()
+        return torch.aminmax(x)
     some = mask.any()
     lowest = x.masked_fill(~mask, torch.inf).amin()
     highest = x.masked_fill(~mask, -torch.inf).amax()
