@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy.linalg import blas, lapack
 
 from kernrl import checks
 from kernrl.linalg import cholesky, rank_one_update
@@ -33,10 +34,6 @@ class GrowingCholesky:
     """
 
     def __init__(self, gram: Array | None = None) -> None:
-        from scipy.linalg import blas, lapack  # late: scipy.linalg takes 50 ms to load
-
-        self._tpsv, self._trsm = blas.dtpsv, blas.dtrsm
-        self._unpack, self._pack = lapack.dtpttr, lapack.dtrttp
         self._size = 0
         self._packed: Vector = np.zeros(_triangle(32))
         self._square: Vector | None = None
@@ -56,7 +53,7 @@ class GrowingCholesky:
             if self._size == 0:
                 self._square = np.zeros((0, 0))
             else:
-                upper, _ = self._unpack(self._size, self._packed[: _triangle(self._size)])
+                upper, _ = lapack.dtpttr(self._size, self._packed[: _triangle(self._size)])
                 self._square = np.tril(upper.T)
         return self._square
 
@@ -74,14 +71,14 @@ class GrowingCholesky:
         """L⁻¹ b for b (m,); δ = k(x, x) − ‖L⁻¹ k(x)‖² is the ALD residual of a new point x."""
         if self._size == 0:
             return np.zeros(0)
-        half: Vector = self._tpsv(self._size, self._packed, b, trans=1)
+        half: Vector = blas.dtpsv(self._size, self._packed, b, trans=1)
         return half
 
     def finish_solve(self, half: Vector) -> Vector:
         """L⁻ᵀ half for half (m,): the second half of `solve`."""
         if self._size == 0:
             return np.zeros(0)
-        x: Vector = self._tpsv(self._size, self._packed, half)
+        x: Vector = blas.dtpsv(self._size, self._packed, half)
         return x
 
     def solve(self, b: Array) -> Vector:
@@ -93,8 +90,8 @@ class GrowingCholesky:
             return self.finish_solve(self.half_solve(b))
         if self._size == 0:
             return np.zeros(b.shape)
-        half = self._trsm(1.0, self.lower.T, b, trans_a=1)
-        return np.ascontiguousarray(self._trsm(1.0, self.lower.T, half))
+        half = blas.dtrsm(1.0, self.lower.T, b, trans_a=1)
+        return np.ascontiguousarray(blas.dtrsm(1.0, self.lower.T, half))
 
     def append(self, column: Array, diagonal: float) -> float:
         """Add a point with k(Z, x) = column (m,) and k(x, x) = diagonal; returns the pivot √δ."""
@@ -139,7 +136,7 @@ class GrowingCholesky:
         lower = np.zeros((m + k, m + k))
         lower[:m, :m] = self.lower
         if m:
-            lower[m:, :m] = self._trsm(1.0, self.lower.T, columns, trans_a=1).T
+            lower[m:, :m] = blas.dtrsm(1.0, self.lower.T, columns, trans_a=1).T
         rest = block - lower[m:, :m] @ lower[m:, :m].T
         lower[m:, m:], jitter = cholesky(rest, owner="GrowingCholesky")
         self._adopt(lower)
@@ -161,7 +158,7 @@ class GrowingCholesky:
         """The diagonal of K⁻¹, (m,): O(m³) the first time, then carried along in O(m²) a change."""
         if self._inverse_diagonal is None:
             identity = np.eye(self._size)
-            half = self._trsm(1.0, self.lower.T, identity, trans_a=1) if self._size else identity
+            half = blas.dtrsm(1.0, self.lower.T, identity, trans_a=1) if self._size else identity
             self._inverse_diagonal = np.sum(half * half, axis=0)
         return self._inverse_diagonal
 
@@ -176,7 +173,7 @@ class GrowingCholesky:
     def _adopt(self, lower: Vector) -> None:
         """Take `lower` as the factor; capacity is kept where it suffices."""
         self._size = lower.shape[0]
-        packed = self._pack(lower.T)[0] if self._size else np.zeros(0)
+        packed = lapack.dtrttp(lower.T)[0] if self._size else np.zeros(0)
         if packed.size > self._packed.size:
             self._packed = np.zeros(2 * packed.size)
         self._packed[: packed.size] = packed
