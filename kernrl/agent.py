@@ -115,7 +115,7 @@ class Agent(BaseEstimator):
             checks.fail(self._owner, rule, total_steps)
         if transitions.actions is None:
             checks.fail(self._owner, "the transitions must have actions", "none")
-        observation_space = spaces.of_states(transitions.states)
+        observation_space = spaces.of_states(transitions.shape)
         action_space = spaces.of_actions(self._owner, arrays.host(transitions.actions))
         rng = arrays.rng(getattr(self, "rng", None))
         with self._all_or_nothing():

@@ -24,9 +24,9 @@ def check(owner: str, role: str, space: object) -> spaces.Space[Any]:
     checks.fail(owner, f"the {role} space must be {_NAMES}", space, _CURES[role], TypeError)
 
 
-def of_states(states: np.ndarray) -> spaces.Space[Any]:
-    """The unbounded Box that holds the rows of `states`."""
-    return spaces.Box(-np.inf, np.inf, states.shape[1:], np.dtype(np.float64).type)
+def of_states(shape: tuple[int, ...]) -> spaces.Space[Any]:
+    """The unbounded Box of the rows of states of this `shape` (n, …)."""
+    return spaces.Box(-np.inf, np.inf, shape[1:], np.float64)
 
 
 def of_actions(owner: str, actions: np.ndarray) -> spaces.Space[Any]:
@@ -36,7 +36,7 @@ def of_actions(owner: str, actions: np.ndarray) -> spaces.Space[Any]:
         checks.require(low >= 0, owner, "discrete actions must be numbered from 0", low)
         return spaces.Discrete(int(actions.max()) + 1)
     table = actions.astype(np.float64)
-    return spaces.Box(table.min(axis=0), table.max(axis=0), dtype=np.float64)
+    return spaces.Box(table.min(axis=0), table.max(axis=0), table.shape[1:], np.float64)
 
 
 # ---------------------------------------------------------------- as JSON
@@ -51,7 +51,7 @@ def to_json(owner: str, space: object) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return {"kind": "MultiDiscrete", "nvec": space.nvec, "start": space.start}
     if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "n": np.asarray(space.shape)}
+        return {"kind": "MultiBinary", "n": space.n}
     checks.fail(owner, f"a space to be saved must be {_NAMES}", space, "", TypeError)
 
 
@@ -68,13 +68,9 @@ def _box(low: np.ndarray, high: np.ndarray) -> spaces.Space[Any]:
     return spaces.Box(low, high, dtype=low.dtype.type)
 
 
-def _multi_binary(n: np.ndarray) -> spaces.Space[Any]:
-    return spaces.MultiBinary([int(k) for k in n])
-
-
 _READERS: dict[str, Any] = {
     "Box": _box,
     "Discrete": spaces.Discrete,
-    "MultiBinary": _multi_binary,
+    "MultiBinary": spaces.MultiBinary,
     "MultiDiscrete": spaces.MultiDiscrete,
 }
