@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
 	@echo "Installing into .venv (some minutes the first time) ..."
 	@$(MAKE) --no-print-directory .torch
-	@$(PIP) install -q -c constraints.txt -e ".[dev]"
+	@$(PIP) install -qq -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
 # On Linux the default wheel of torch is a CUDA build that brings gigabytes of libraries. Without an NVIDIA GPU
@@ -44,12 +44,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@if $(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_PIN)"[7:])' 2>/dev/null; then \
 	  exit 0; \
 	elif [ -n "$(TORCH_INDEX)" ]; then \
-	  $(PIP) install -q --no-deps --index-url "$(TORCH_INDEX)" "$(TORCH_PIN)"; \
+	  $(PIP) install -qq --no-deps --index-url "$(TORCH_INDEX)" "$(TORCH_PIN)"; \
 	elif [ "$(TORCH)" = cuda ] || [ "$$(uname -s)" != Linux ] || { [ "$(TORCH)" != cpu ] && nvidia-smi -L >/dev/null 2>&1; }; then \
-	  $(PIP) install -q -c constraints.txt "$(TORCH_PIN)"; \
-	elif $(PIP) install -q --no-deps "$(TORCH_PIN)+cpu" 2>/dev/null; then \
+	  $(PIP) install -qq -c constraints.txt "$(TORCH_PIN)"; \
+	elif $(PIP) install -qq --no-deps "$(TORCH_PIN)+cpu" 2>/dev/null; then \
 	  exit 0; \
-	elif $(PIP) install -q -c constraints.txt uv && \
+	elif $(PIP) install -qq -c constraints.txt uv && \
 	     $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --torch-backend=cpu "$(TORCH_PIN)"; then \
 	  exit 0; \
 	else \
