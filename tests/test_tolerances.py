@@ -1,4 +1,4 @@
-"""The table of tolerances: every entry has a reason, every name is checked, dtypes are looked up."""
+"""The table of tolerances: each entry has a reason, each name is known, dtypes are looked up."""
 
 from __future__ import annotations
 
