@@ -71,7 +71,7 @@ def nearby(path: Path) -> str:
     if not path.parent.is_dir():
         return f"There is no folder {str(path.parent)!r}."
     names = [other.name for other in path.parent.glob("*.toml")]
-    guess = difflib.get_close_matches(path.name, names, n=1)
+    guess = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
     return f"Did you mean {str(path.parent / guess[0])!r}?" if guess else ""
 
 

@@ -18,7 +18,7 @@ THREADS = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-PACKAGES = ("kernrl", "numpy", "scipy", "torch", "gymnasium", "gpytorch", "scikit-learn", "cupy")
+PACKAGES = ("numpy", "scipy", "torch", "gymnasium", "gpytorch", "scikit-learn", "cupy")
 
 
 def cores() -> int:
@@ -30,7 +30,7 @@ def cores() -> int:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide numbers; nothing is imported."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "kernrl": sys.modules["kernrl"].__version__}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

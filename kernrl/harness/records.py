@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -151,15 +152,20 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> None:
-    """Rows as CSV, truth values as 0 and 1."""
-    import io
-
+    """Rows as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({k: int(v) if isinstance(v, bool) else v for k, v in row.items()})
+        writer.writerow({key: _plain(value) for key, value in row.items()})
     write_text(path, text.getvalue())
+
+
+def _plain(value: Any) -> Any:
+    """Truth values as 0 and 1, numbers to ten digits."""
+    if isinstance(value, bool):
+        return int(value)
+    return f"{value:.10g}" if isinstance(value, float) else value
 
 
 def long_table(folder: Path, run_id: str, cells: Iterable[Mapping[str, Any]]) -> Iterator[dict]:

@@ -6,12 +6,13 @@ import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import NotFittedError
 
 from kernrl.harness import build, environments, machine, records, seeds
 from kernrl.harness.evaluation import evaluate
@@ -56,10 +57,14 @@ class Watcher:
         self.seen = -1  # steps at the last evaluation
 
     def __call__(self, agent: Any) -> None:
-        """Evaluate `agent` as it stands, with the training clock held."""
-        with self.clock.paused() as (cpu, wall):
+        """Evaluate `agent` as it stands, with the training clock held.
+
+        One that still gathers its first data and cannot act yet has no point on the curve.
+        """
+        with self.clock.paused() as (cpu, wall), suppress(NotFittedError):
+            score = self._add(agent, "select", self.cell.eval_episodes, cpu, wall)
             self.seen = _executed(agent, self.cell)
-            self.tell(self.seen, self._add(agent, "select", self.cell.eval_episodes, cpu, wall))
+            self.tell(self.seen, score)
 
     def finish(self, agent: Any) -> float:
         """The last point of the curve, and the report: the score that counts."""
