@@ -43,7 +43,7 @@ def check_agent(make: Callable[[], Any], env_id: str, total_steps: int = 600) ->
     assert fitted is agent, "fit must return self"
     check_learnt_names(before, agent)
     assert all(getattr(agent, k) is v for k, v in params.items()), "fit changed a parameter"
-    assert agent.steps_ == total_steps
+    assert agent.steps_ == total_steps, f"asked for {total_steps} steps, took {agent.steps_}"
     assert agent.episode_returns_
     _check_actions(agent, env, observations)
     _check_reproducible(make, env_id, total_steps, observations)
@@ -69,7 +69,9 @@ def _some_observations(env: Any, n: int = 20) -> np.ndarray:
 
 def fingerprint(agent: Any, observations: np.ndarray) -> str:
     """Everything learnt and everything that happened, to the last bit."""
+    values = agent.value(observations) if hasattr(agent, "value") else None
     return digest(
+        values,
         agent._state(),
         agent.episode_returns_,
         agent.log_,
@@ -126,17 +128,21 @@ def _check_file(agent: Any, observations: np.ndarray) -> None:
         raw = path.read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         assert "__metadata__" in header
+        expected, drawn = fingerprint(agent, observations), _drawn(agent, observations)
         for twin in twins:
             assert type(twin) is type(agent)
-            assert fingerprint(twin, observations) == fingerprint(agent, observations)
+            assert fingerprint(twin, observations) == expected, "the agent came back another"
+            assert _drawn(twin, observations) == drawn, "the random stream must go on where it was"
             ours = {**agent.get_params(), "rng": None}
             assert same({**twin.get_params(), "rng": None}, ours), "a parameter was lost"
-            if hasattr(agent, "value"):
-                assert digest(twin.value(observations)) == digest(agent.value(observations))
             second = Path(folder) / "second.safetensors"
             twin.save(second)
-            assert digest(Agent.load(second)._state()) == digest(agent._state())
+            assert fingerprint(Agent.load(second), observations) == expected
         _check_broken_file(agent, path)
+
+
+def _drawn(agent: Any, observations: np.ndarray) -> str:
+    return digest(agent.predict(observations, deterministic=False))
 
 
 def _check_broken_file(agent: Any, path: Path) -> None:
