@@ -10,12 +10,12 @@ from typing import Any
 import contracts
 import numpy as np
 import pytest
+
+from kernrl.agent import Agent
 from kernrl.approx.dictionary import Dictionary
 from kernrl.approx.nystroem import Nystroem
 from kernrl.approx.random_features import RandomFeatures
 from kernrl.control.kernel_q_learning import KernelQLearning
-
-from kernrl.agent import Agent
 from kernrl.control.klspi import KLSPI
 from kernrl.data.collect import collect
 from kernrl.data.transitions import Transitions
