@@ -157,7 +157,7 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         X = rows("Dictionary", "X", X)
         checks.not_empty("Dictionary", "X", X)
-        self.kernel_ = required_kernel(self).resolve(X)
+        self.kernel_ = required_kernel(self).resolve(X, rng=0)  # the same rows, the same atoms
         X = np.asarray(arrays.host(X), dtype=np.float64)
         self.reset(np.zeros((0, X.shape[1])))
         for start in range(0, X.shape[0], BLOCK):
@@ -196,7 +196,7 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.kernel_._require_resolved()
         self.n_features_in_ = int(atoms.shape[1])
         # A row for each coordinate: sums over coordinates then run along memory, 3 times faster.
-        self._shape, self.size = (self.n_features_in_,), len(atoms)
+        self._shape, self._size = (self.n_features_in_,), len(atoms)
         self._buffer = atoms.T.copy()
         self.factor_ = GrowingCholesky(gram(self.kernel_, atoms) if self.size else None)
         self._least = max(self.threshold if self.admit == "ald" else 0.0, DEPENDENT)
@@ -210,9 +210,20 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self._buffer[:, : self.size].T
 
     @property
+    def size(self) -> int:
+        """The number of atoms m; 0 before the first point."""
+        return getattr(self, "_size", 0)
+
+    @property
     def n_features_(self) -> int:
-        """The number of atoms m."""
-        return int(self.size)
+        """What transform gives: one feature for each atom."""
+        checks.fitted(self, "factor_")
+        return self._size
+
+    @property
+    def n_components(self) -> int:
+        """Features at most: max_size, or the atoms there are if it is None."""
+        return self.size if self.max_size is None else self.max_size
 
     @property
     def _n_features_out(self) -> int:
@@ -250,13 +261,13 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             room = np.zeros((self.n_features_in_, max(32, self.size)))
             self._buffer = np.concatenate((self._buffer, room), axis=1)
         self._buffer[:, self.size] = x
-        self.size, self._whitener = self.size + 1, None
-        return self.size - 1
+        self._size, self._whitener = self._size + 1, None
+        return self._size - 1
 
     def _take_out(self, j: int) -> None:
         self.factor_.remove(j)
         self._buffer[:, j : self.size - 1] = self._buffer[:, j + 1 : self.size]
-        self.size, self._removals, self._whitener = self.size - 1, self._removals + 1, None
+        self._size, self._removals, self._whitener = self._size - 1, self._removals + 1, None
         if self._removals >= REFACTOR_EVERY:
             self.refactor()
 

@@ -112,8 +112,9 @@ def ridge_leverage(kernel: Kernel, x: Array, m: int, rng: arrays.Seed = None) ->
     """Without replacement, with probabilities proportional to ridge leverage scores. O(nm²).
 
     The score of a row is [K(K + λI)⁻¹]ᵢᵢ. It is estimated from a weighted sample of half the rows,
-    drawn by the scores that a sample of a quarter gives, and so on down to m uniform rows; λ is at
-    each level what m samples can resolve. Musco & Musco (2017), alg. 3.
+    drawn by the scores that a sample of a quarter gives, and so on down to m uniform rows; at each
+    level λ is such that the scores sum to m/4, which m sampled rows resolve. Musco & Musco (2017),
+    alg. 3.
     """
     x, m, rng = _take(x, m, rng)
     x = arrays.namespace(x).astype(x, arrays.namespace(x).float64, copy=False)  # divided by λ
@@ -126,12 +127,12 @@ def ridge_leverage(kernel: Kernel, x: Array, m: int, rng: arrays.Seed = None) ->
         level_rows = order[: math.ceil(order.size / 2**level)]
         z = _rows_at(x, sample)
         weights = np.ones(sample.size) if weights is None else weights
-        ridge = _resolvable_ridge(kernel, z, weights, m)
+        ridge = _resolvable_ridge(kernel, z, weights, m / 4)
         score = leverage_scores(kernel, _rows_at(x, level_rows), ridge, z, weights)
         if level == 0:
             keys = rng.exponential(size=score.size) / np.maximum(score, 1e-300)
             return _distinct(x, level_rows[np.argsort(keys)], m)
-        chance = np.minimum(1.0, score * max(1.0, math.log(m)))
+        chance = np.minimum(1.0, score * m / max(float(np.sum(score)), 1e-300))  # about m rows
         kept = rng.random(chance.size) < chance
         kept[np.argmax(chance)] = True  # never an empty sample
         sample, weights = level_rows[kept], 1 / chance[kept]
@@ -165,7 +166,7 @@ def leverage_scores(
     lower = cholesky(_host(gram(kernel, z)) + np.diag(inverse)).lower
     left = _host(kernel.diagonal(x)).copy()
     for start in range(0, x.shape[0], TILE):
-        tile = slice(start, start + TILE)
+        tile = slice(start, min(start + TILE, x.shape[0]))
         k_zx = np.ascontiguousarray(_host(gram(kernel, x[tile, :], z)).T)
         left[tile] -= np.sum(arrays.solve_triangular(lower, k_zx) ** 2, axis=0)
     return np.clip(left / ridge, 0.0, 1.0)
@@ -326,11 +327,14 @@ def _distinct(x: Array, order: np.ndarray, m: int) -> np.ndarray:
         size = min(order.size, 2 * size)
 
 
-def _resolvable_ridge(kernel: Kernel, z: Array, weights: np.ndarray, m: int) -> float:
-    """λ = (1/k)·Σ_{i>k} λᵢ of the weighted sample's Gram, with k = m/(4 log m)."""
+def _resolvable_ridge(kernel: Kernel, z: Array, weights: np.ndarray, dimension: float) -> float:
+    """λ with effective dimension Σ λᵢ/(λᵢ + λ) = `dimension`, of the weighted sample's Gram."""
     root = np.sqrt(weights)
-    gram_z = _host(gram(kernel, z)) * root[:, None] * root
-    k = max(1, math.ceil(m / (4 * max(1.0, math.log(m)))))
-    values = np.linalg.eigvalsh(gram_z)[::-1]
-    tail = float(np.sum(values[k:])) / k
-    return max(tail, 1e-9 * float(np.sum(values)) / k)
+    values = np.linalg.eigvalsh(_host(gram(kernel, z)) * root[:, None] * root)
+    values = np.maximum(values, 0.0)
+    low, high = math.log(1e-9 * np.mean(values)), math.log(np.sum(values))
+    for _ in range(40):  # halving: monotone in λ; at `low` if the sample has too few dimensions
+        middle = (low + high) / 2
+        large = np.sum(values / (values + math.exp(middle))) > dimension
+        low, high = (middle, high) if large else (low, middle)
+    return math.exp(high)

@@ -16,6 +16,7 @@ from kernrl.approx.nystroem import fitting_rows, required_kernel
 from kernrl.kernels import base
 from kernrl.kernels.base import Kernel
 from kernrl.kernels.gram import parallel_rows, rows
+from kernrl.kernels.state_action import StateAction
 
 Array = Any
 
@@ -29,8 +30,8 @@ class RandomFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     (2007) in the form without phases (Sutherland & Schneider 2015), where φ(x)ᵀφ(x) = v exactly.
     The centre c changes no inner product; it keeps the angles small, hence right in float32.
 
-    kernel: RBF, Matern, Laplacian or RationalQuadratic, or made of these by +, *, a factor or
-    `on`; None takes the kernel of the estimator the features are given to.
+    kernel: RBF, Matern, Laplacian or RationalQuadratic, or made of these by +, *, a factor, `on` or
+    StateAction; None takes the kernel of the estimator the features are given to.
     n_components: D, the number of features, even.
     method: "iid", independent frequencies; "orthogonal", in blocks of d orthogonal directions,
     each with the norm of a Gaussian vector so that every frequency keeps its distribution (Yu et
@@ -190,8 +191,9 @@ def _open(u: np.ndarray) -> np.ndarray:
 def spectrum(kernel: Kernel, d: int, points: _Points) -> tuple[np.ndarray, float]:
     """Frequencies (count, d) and mass v, so that k(x, y) = v·E cos(ωᵀ(x − y)) (Bochner).
 
-    A factor scales the mass; a product adds independent frequencies; a sum draws from one part or
-    the other in proportion to their masses; `on` puts zeros in the columns it does not see.
+    A factor scales the mass; a product adds independent frequencies, or puts those of state and
+    action side by side; a sum draws from one part or the other in proportion to their masses;
+    `on` puts zeros in the columns it does not see.
     """
     if isinstance(kernel, base.Scaled):
         frequencies, mass = spectrum(kernel.kernel, d, points)
@@ -202,6 +204,10 @@ def spectrum(kernel: Kernel, d: int, points: _Points) -> tuple[np.ndarray, float
         for column, k in enumerate(kernel.dims):  # the same column may be seen twice
             frequencies[:, k] += inner[:, column]
         return frequencies, mass
+    if isinstance(kernel, StateAction):
+        state, mass_state = spectrum(kernel.state_kernel, d - kernel.n_action_columns, points)
+        action, mass_action = spectrum(kernel.action_kernel, kernel.n_action_columns, points)
+        return np.concatenate((state, action), axis=1), mass_state * mass_action
     if isinstance(kernel, base.Product | base.Sum):
         left, mass_left = spectrum(kernel.left, d, points)
         right, mass_right = spectrum(kernel.right, d, points)
@@ -219,6 +225,9 @@ def dimensions(kernel: Kernel, d: int) -> int:
         return dimensions(kernel.kernel, d)
     if isinstance(kernel, base.OnDimensions):
         return dimensions(kernel.kernel, len(kernel.dims))
+    if isinstance(kernel, StateAction):
+        state = dimensions(kernel.state_kernel, d - kernel.n_action_columns)
+        return state + dimensions(kernel.action_kernel, kernel.n_action_columns)
     if isinstance(kernel, base.Product | base.Sum):
         parts = dimensions(kernel.left, d) + dimensions(kernel.right, d)
         return parts + isinstance(kernel, base.Sum)
