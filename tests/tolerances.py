@@ -41,6 +41,11 @@ TOLERANCES: dict[str, Tolerance] = {
         "central differences in float64: step h = 1e-5 leaves h² = 1e-10 of truncation and "
         "eps/h = 2e-11 of rounding, both scaled by higher derivatives",
     ),
+    "monte carlo": Tolerance(
+        2e-2,
+        2e-3,
+        "two independent simulations of 2e4 or more draws: a quantile far out is off by 1 % or so",
+    ),
     "float32": Tolerance(
         2e-5, 2e-6, "float32 rounds by 6e-8; sums of some hundred terms lose two to three digits"
     ),

@@ -102,7 +102,7 @@ class AgentEntry(_Table):
     """[[agents]]: an import path, its parameters, and presets for single environments."""
 
     agent: Name
-    name: Name = ""
+    name: Name | None = None
     params: dict[str, Any] = {}
     steps: Count | None = None
     n_envs: Count = 1
