@@ -101,7 +101,9 @@ class Kernel:
     def __mul__(self, other: Kernel | float) -> Kernel:
         if isinstance(other, Kernel):
             return Product(self, other)
-        return Scaled(self, other) if isinstance(other, numbers.Real) else NotImplemented
+        if isinstance(other, numbers.Real):
+            return Scaled(self, float(other))
+        return NotImplemented
 
     __rmul__ = __mul__
 
@@ -128,7 +130,7 @@ class Kernel:
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set fields in place, as scikit-learn's grid search does on its own clone; returns self."""
+        """Set fields in place, as scikit-learn's grid search does on its clone; returns self."""
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in params.items():
             head, _, rest = name.partition("__")

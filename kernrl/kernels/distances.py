@@ -18,8 +18,8 @@ MEDIAN_ROWS = 1000  # distances of a subsample: n² pairs of a million rows woul
 def expanded(xp: Any, z: Array) -> Distance:
     """‖x − z‖² = |x|² − 2xᵀz + |z|² as one product, (−2x, 1, |x|²)·(z, |z|², 1).
 
-    Clamped at 0. Expects centred rows: the cancellation error is eps·(|x|² + |z|²). Folding the norms into the
-    product saves two passes over the (b, m) tile.
+    Clamped at 0. Expects centred rows: the cancellation error is eps·(|x|² + |z|²). Folding the
+    norms into the product saves two passes over the (b, m) tile.
     """
     norms = xp.sum(z * z, axis=1, keepdims=True)
     right = xp.concat((z, norms, xp.ones_like(norms)), axis=1).T

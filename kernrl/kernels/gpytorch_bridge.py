@@ -14,7 +14,7 @@ from kernrl.kernels import base, dot, stationary
 from kernrl.kernels.state_action import StateAction
 
 
-class _CityBlock(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
+class _CityBlock(gk.Kernel):
     """exp(−Σ |x_k − y_k|/ℓ_k), which GPyTorch lacks."""
 
     has_lengthscale = True
@@ -26,7 +26,7 @@ class _CityBlock(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
         return torch.exp(-(a.unsqueeze(-2) - b.unsqueeze(-3)).abs().sum(-1))
 
 
-class _Equal(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
+class _Equal(gk.Kernel):
     """1[x = y]."""
 
     def forward(self, x1: Any, x2: Any, diag: bool = False, **_: Any) -> Any:
@@ -35,7 +35,7 @@ class _Equal(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
         return (x1.unsqueeze(-2) == x2.unsqueeze(-3)).all(-1).to(x1.dtype)
 
 
-class _Columns(gk.Kernel):  # type: ignore[misc]  # gpytorch ships no types
+class _Columns(gk.Kernel):
     """A kernel on some columns, by slice or list (active_dims takes no negative ends)."""
 
     def __init__(self, kernel: Any, columns: Any) -> None:
