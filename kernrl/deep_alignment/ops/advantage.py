@@ -82,10 +82,11 @@ def whiten(
     n = inputs.count(mask, x)
     mean = inputs.zeroed(x, mask).sum() / n
     centred = inputs.zeroed(x - mean, mask)
-    deviation = (centred.square().sum() / _at_least_one(n - 1)).sqrt()
-    # The inner where keeps 0/0, and its gradient, out of the branch that is not taken.
     varies = _largest(x, mask) > -_largest(-x, mask)
-    scaled = inputs.zeroed(centred / torch.where(varies, deviation + eps, 1.0), varies)
+    variance = centred.square().sum() / _at_least_one(n - 1)
+    # Selected before the root: its slope at 0 is infinite, and 0 · inf would be the gradient.
+    deviation = torch.where(varies, variance, 1.0).sqrt()
+    scaled = inputs.zeroed(centred / (deviation + eps), varies)
     return scaled if shift_mean else inputs.zeroed(scaled + mean, mask)
 
 

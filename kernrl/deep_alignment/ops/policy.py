@@ -153,7 +153,7 @@ def policy_loss(
         if dual_clip is not None:
             far = (advantage < 0) & (ratio > dual_clip)
             held, cut = held.masked_fill(far, dual_clip), cut | far
-            metrics["dual_clip_fraction"] = far.sum() / inputs.count(mask, far)
+            metrics["dual_clip_fraction"] = far.sum(dtype=ratio.dtype) / inputs.count(mask, far)
     terms = Terms(logprob, advantage, mask, log_ratio, ratio, clipped, held, cut, gate_temperature)
     return reduce(loss_of(terms), mask, aggregate, denominator), metrics
 
@@ -197,10 +197,10 @@ def _metrics(
     delta: Tensor, ratio: Tensor, cut: Tensor, advantage: Tensor, mask: Tensor | None
 ) -> dict[str, Tensor]:
     n = inputs.count(mask, delta)
-    high = (cut & (advantage > 0)).sum()
+    high = (cut & (advantage > 0)).sum(dtype=ratio.dtype)
     lowest, highest = _extremes(ratio, mask)
     return {
-        "clip_fraction_low": (cut.sum() - high) / n,
+        "clip_fraction_low": (cut.sum(dtype=ratio.dtype) - high) / n,
         "clip_fraction_high": high / n,
         "kl_k1": -delta.sum() / n,
         "kl_k3": k3(delta).sum() / n,

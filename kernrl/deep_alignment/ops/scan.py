@@ -11,7 +11,8 @@ def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:  # (..., t), (..., t) -> (
 
     Composes the affine steps over strides 1, 2, 4, …: ⌈log₂ t⌉ passes over whole tensors
     (Hillis & Steele 1986) in place of t small ones. Only products of decays are formed, never
-    quotients, so nothing overflows for |decay| ≤ 1.
+    quotients, so nothing overflows for |decay| ≤ 1. A product of k decays carries k roundings:
+    relative error near ε/(1 − decay), 4e-6 in float32 at a constant decay of 0.999.
     """
     y, product = x.clone(), decay.clone()
     stride, t = 1, x.shape[-1]
