@@ -1,0 +1,1 @@
+"""kernrl beside its peers, on the machine that runs this."""
