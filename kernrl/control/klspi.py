@@ -10,26 +10,28 @@ from gymnasium import spaces
 from kernrl import arrays, checks
 from kernrl.agent import Agent
 from kernrl.approx.nystroem import Nystroem
+from kernrl.control.greedy import GreedyPolicy, with_action
 from kernrl.control.states import StateScaler, default_kernel, is_table
 from kernrl.data.collect import Step
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
 from kernrl.kernels.state_action import StateAction
 from kernrl.value.action_system import ActionBlocks, ActionPairs, ActionSystem
-from kernrl.value.system import predictor
+
+Columns = tuple[np.ndarray, ...]  # states, actions, rewards, next states, terminated
 
 
 class KLSPI(Agent):
     """Kernel least-squares policy iteration: Q^π by kernel LSTD-Q, π greedy in it, repeated.
 
     On Transitions it iterates on that batch. On an environment it works in rounds: collect
-    `round_steps` steps ε-greedily, then iterate on everything seen, with kernel, scaling and
+    `round_steps` steps ε-greedily, then iterate on everything seen, with scaling, kernel and
     landmarks chosen anew. Discrete actions only.
 
-    Q(s, a) = φ(s)ᵀw_a, w = (Σ φ(s, a)(φ(s, a) − γ m φ(s', π(s')))ᵀ + nλI)⁻¹ Σ φ(s, a) r
-    Xu, Hu & Lu (2007), with a ridge; with Linear() features it is LSPI (Lagoudakis & Parr, 2003).
+    Q(s, a) = φ(s)ᵀw_a,  w = (Σ φ(s, a)(φ(s, a) − γ m φ(s', π(s')))ᵀ + nλI)⁻¹ Σ φ(s, a) r
+    Xu, Hu & Lu (2007), with a ridge; with Linear() it is LSPI (Lagoudakis & Parr, 2003).
     Cost of a round with n transitions, m landmarks and a actions: O(n m²) for the features,
-    O(a³m³) for each iteration; memory 16 n m bytes.
+    O(a³m³) for each iteration; memory 16 n m bytes (8(a + 1) n m for a StateAction kernel).
 
     kernel: on (standardised) states, one independent block per action; or a StateAction kernel on
     rows (s, action number), which may share between actions. None: RBF with the median length
@@ -41,10 +43,13 @@ class KLSPI(Agent):
     first_round, round_steps: env steps, uniformly random, before the first solve; between solves.
     epsilon, epsilon_final: exploration after the first round, falling linearly to its last value
     at the end of training.
-    window: keep only the last `window` transitions; None keeps all.
+    keep: "last" answers with the newest policy; "best" with the one whose own training round had
+    the highest mean return (rounds that finished no episode of their own do not count), since
+    policies of successive rounds differ more than their data.
+    window: learn from the last `window` transitions; None from all.
     standardise: scale states to mean 0, deviation 1 (fitted each round, saved).
 
-    Learnt: weights_ (a, m) or (m,), kernel_, features_, scaler_, plus the Agent's attributes.
+    Learnt: policy_ (scaler, features and weights of the answer), plus the Agent's attributes.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class KLSPI(Agent):
         round_steps: int = 2000,
         epsilon: float = 0.2,
         epsilon_final: float = 0.05,
+        keep: str = "last",
         window: int | None = None,
         standardise: bool = True,
         rng: arrays.Seed = None,
@@ -73,113 +79,113 @@ class KLSPI(Agent):
         self.round_steps = round_steps
         self.epsilon = epsilon
         self.epsilon_final = epsilon_final
+        self.keep = keep
         self.window = window
         self.standardise = standardise
         self.rng = rng
 
-    # ---------------------------------------------------------------- on a batch
-
-    def _fit_batch(self, transitions: Transitions) -> None:
-        self._check()
-        self._learn(
-            arrays.host(transitions.states),
-            arrays.host(transitions.actions),
-            arrays.host(transitions.rewards),
-            arrays.host(transitions.next_states),
-            arrays.host(transitions.terminated),
-        )
-
     def _check(self) -> None:
         owner = self._owner
+        if self.kernel is not None and not isinstance(self.kernel, Kernel):
+            rule = "kernel must be a kernel or None"
+            checks.fail(owner, rule, repr(self.kernel), error=TypeError)
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "ridge", self.ridge, at_least=0.0)
-        checks.integer(owner, "n_iterations", self.n_iterations, at_least=1)
         checks.real(owner, "tolerance", self.tolerance, at_least=0.0, below=1.0)
-        for name in ("first_round", "round_steps"):
+        checks.choice(owner, "keep", self.keep, ("best", "last"))
+        for name in ("n_iterations", "first_round", "round_steps"):
             checks.integer(owner, name, getattr(self, name), at_least=1)
+        if self.window is not None:
+            checks.integer(owner, "window", self.window, at_least=1)
         for name in ("epsilon", "epsilon_final"):
             checks.real(owner, name, getattr(self, name), at_least=0.0, at_most=1.0)
         if not isinstance(self.action_space_, spaces.Discrete):
-            checks.fail(
-                owner, "the action space must be Discrete", self.action_space_, error=TypeError
-            )
+            rule = "the action space must be Discrete"
+            checks.fail(owner, rule, self.action_space_, error=TypeError)
 
-    def _learn(
-        self,
-        states: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        next_states: np.ndarray,
-        terminated: np.ndarray,
-    ) -> int:
-        """One round: representation, then policy iteration; returns the iterations made."""
-        before = self._greedy_before(next_states)
+    # ---------------------------------------------------------------- policy iteration on a batch
+
+    def _fit_batch(self, transitions: Transitions) -> None:
+        self._check()
+        t = transitions
+        columns = (t.states, t.actions, t.rewards, t.next_states, t.terminated)
+        self.policy_, _ = self._learn(tuple(arrays.host(x) for x in columns), None)
+
+    def _learn(self, columns: Columns, before: GreedyPolicy | None) -> tuple[GreedyPolicy, int]:
+        """One round: representation, then policy iteration; also the iterations made."""
+        states, actions, rewards, next_states, terminated = columns
         actions = actions.reshape(-1).astype(np.int64) - int(self.action_space_.start)
-        self.scaler_ = StateScaler(self.standardise and not is_table(self.observation_space_))
-        z = self.scaler_.fit(states).transform(states)
-        next_z = self.scaler_.transform(next_states)
-        self._represent(z, actions)
-        system = self._system(z, actions, rewards, next_z, ~terminated)
-        return self._iterate(system, before)
+        scaler = StateScaler(self.standardise and not is_table(self.observation_space_))
+        z, next_z = scaler.fit(states).transform(states), scaler.transform(next_states)
+        features, pairs = self._represent(z, actions)
+        build = self._pair_system if pairs else self._block_system
+        system = build(features, z, actions, rewards, next_z, ~terminated)
+        # Without a policy yet, actions at s' are random: none is favoured before any evidence.
+        start = (
+            self.rng_.integers(self._n_actions, size=len(z))
+            if before is None
+            else before.act(next_states)
+        )
+        weights, iterations = self._iterate(system, start)
+        return GreedyPolicy(scaler, features, weights, self._n_actions), iterations
 
-    def _greedy_before(self, next_states: np.ndarray) -> np.ndarray | None:
-        """What the policy of the last round does at s': the warm start of this one."""
-        if not hasattr(self, "weights_"):
-            return None
-        return np.argmax(self._q(next_states), axis=1)
-
-    def _represent(self, z: np.ndarray, actions: np.ndarray) -> None:
-        """Resolve the kernel on the data and choose landmarks or frequencies."""
+    def _represent(self, z: np.ndarray, actions: np.ndarray) -> tuple[Any, bool]:
+        """Features fitted on the data, and whether they are features of (s, a)."""
         kernel = default_kernel(self.kernel, self.observation_space_)
-        self._pairs = isinstance(kernel, StateAction)
-        rows = np.column_stack((z, actions)) if self._pairs else z
+        pairs = isinstance(kernel, StateAction)
+        rows = with_action(z, actions) if pairs else z
         kernel = kernel.resolve(rows, self.rng_)
         distinct = np.unique(rows, axis=0)
         features = self.features
         if features is None:
             features, rows = Nystroem(n_components=len(distinct), landmarks="uniform"), distinct
-        features = features.with_kernel(features.kernel or kernel)
+        features = features.with_kernel(kernel).set_params(rng=arrays.fresh_seed(self.rng_))
         if hasattr(features, "landmarks") and features.n_components > len(distinct):
             features.set_params(n_components=len(distinct))  # early rounds have few states
-        features.set_params(rng=arrays.fresh_seed(self.rng_))
-        self.kernel_ = kernel
-        self.features_ = features.fit(rows)
+        return features.fit(rows), pairs
 
-    def _system(
+    def _block_system(
         self,
+        features: Any,
         z: np.ndarray,
         actions: np.ndarray,
         rewards: np.ndarray,
         next_z: np.ndarray,
         mask: np.ndarray,
     ) -> ActionSystem:
-        if not self._pairs:
-            phi = self.features_.transform(z)
-            next_phi = self.features_.transform(next_z) * mask[:, None]
-            return ActionBlocks(phi, next_phi, actions, rewards, self.gamma, self._n_actions)
-        phi = self.features_.transform(np.column_stack((z, actions)))
-        next_phi = np.stack([self._pair_features(next_z, a) for a in range(self._n_actions)])
-        return ActionPairs(phi, next_phi * mask[None, :, None], rewards, self.gamma)
+        next_phi = features.transform(next_z) * mask[:, None]
+        phi = features.transform(z)
+        return ActionBlocks(phi, next_phi, actions, rewards, self.gamma, self._n_actions)
 
-    def _pair_features(self, z: np.ndarray, action: int) -> np.ndarray:
-        return self.features_.transform(np.column_stack((z, np.full(len(z), float(action)))))
+    def _pair_system(
+        self,
+        features: Any,
+        z: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_z: np.ndarray,
+        mask: np.ndarray,
+    ) -> ActionSystem:
+        every = range(self._n_actions)
+        next_phi = np.stack([features.transform(with_action(next_z, a)) for a in every])
+        next_phi *= mask[None, :, None]
+        return ActionPairs(
+            features.transform(with_action(z, actions)), next_phi, rewards, self.gamma
+        )
 
-    def _iterate(self, system: ActionSystem, policy: np.ndarray | None) -> int:
-        """Evaluate, improve, until the policy at s' stands."""
-        if policy is None:  # uniformly random actions: no action is favoured before any evidence
-            policy = self.rng_.integers(self._n_actions, size=system.n)
+    def _iterate(self, system: ActionSystem, policy: np.ndarray) -> tuple[np.ndarray, int]:
+        """Evaluate, improve, until the policy at s' stands: weights and iterations."""
         for iteration in range(1, self.n_iterations + 1):
             changed = system.follow(policy)
-            if iteration > 1 and changed <= self.tolerance * system.n:
+            if iteration > 1 and changed <= self.tolerance * len(policy):
                 break
-            self.weights_ = system.solve(self.ridge, owner=self._owner)
-            policy = system.greedy(self.weights_)
-        self.record("changed_fraction", changed / system.n)
-        self.record("features", self.weights_.shape[-1])
-        self._ready()
-        return iteration
+            weights = system.solve(self.ridge, owner=self._owner)
+            policy = system.greedy(weights)
+        self.record("changed_fraction", changed / len(policy))
+        self.record("features", weights.shape[-1])
+        return weights, iteration
 
-    # ---------------------------------------------------------------- on an environment
+    # ---------------------------------------------------------------- rounds on an environment
 
     def _begin(
         self,
@@ -191,18 +197,21 @@ class KLSPI(Agent):
         self._check()
         self._total = total_steps
         self._next_round = min(self.first_round, total_steps)
-        self._seen: list[tuple[np.ndarray, ...]] = []
+        self._seen: list[Columns] = []
+        self._working: GreedyPolicy | None = None  # the newest policy, which collects
+        self._best = -np.inf
+        self._first_own = 0  # the first episode that the working policy began itself
 
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """ε-greedy; uniformly random in the first round."""
+        """ε-greedy in the newest policy; uniformly random in the first round."""
         start = int(self.action_space_.start)
         random = self.rng_.integers(self._n_actions, size=len(observations)) + start
-        if not hasattr(self, "weights_"):
+        if self._working is None:
             return random
         explore = self.rng_.random(len(observations)) < self._epsilon()
         if explore.all():
             return random
-        return np.where(explore, random, self._actions(observations, True))
+        return np.where(explore, random, self._working.act(observations) + start)
 
     def _epsilon(self) -> float:
         progress = (self.steps_ - self.first_round) / max(1, self._total - self.first_round)
@@ -212,21 +221,43 @@ class KLSPI(Agent):
         """Keep the rows that are experience."""
         row = (step.observations, step.actions, step.rewards, step.next_observations)
         row = (*row, step.terminated)
-        self._seen.append(row if step.n_valid == len(step.valid) else _only(row, step.valid))
+        if step.n_valid < len(step.valid):
+            row = tuple(column[step.valid] for column in row)
+        self._seen.append(row)
 
     def update(self) -> int:
-        """Iterate when a round is full."""
+        """Judge the working policy and iterate anew when a round is full."""
         if self.steps_ < self._next_round:
             return 0
-        self._next_round = min(self.steps_ + self.round_steps, max(self._total, self.steps_ + 1))
+        self._next_round = min(self.steps_ + self.round_steps, self._total)
+        self._judge()
+        if self.keep == "best" and self.steps_ >= self._total and np.isfinite(self._best):
+            return 0  # a policy that no round could judge would never be the answer
         columns = tuple(np.concatenate(parts) for parts in zip(*self._seen, strict=True))
         if self.window is not None:
             columns = tuple(column[-self.window :] for column in columns)
         self._seen = [columns]
-        return self._learn(*columns)
+        self._working, iterations = self._learn(columns, self._working)
+        # The episodes now under way were begun by the policy before.
+        self._first_own = len(self.episode_returns_) + self.n_envs_
+        if self.keep == "last" or not np.isfinite(self._best):
+            self.policy_ = self._working
+        return iterations
+
+    def _judge(self) -> None:
+        """Make the working policy the answer if its own episodes were the best so far."""
+        own = self.episode_returns_[self._first_own :]
+        if self._working is None or not own:
+            return
+        mean = float(np.mean(own))
+        self.record("round_return", mean)
+        if mean > self._best:
+            self._best = mean
+            if self.keep == "best":
+                self.policy_ = self._working
 
     def _end(self) -> None:
-        self._seen = []
+        self._seen, self._working = [], None
 
     # ---------------------------------------------------------------- using it
 
@@ -234,35 +265,30 @@ class KLSPI(Agent):
     def _n_actions(self) -> int:
         return int(self.action_space_.n)
 
-    def _q(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b, a)
-        z = self.scaler_.transform(observations)
-        if not self._pairs:
-            return self._predict_q(z)
-        rows = [np.column_stack((z, np.full(len(z), float(a)))) for a in range(self._n_actions)]
-        return np.concatenate([self._predict_q(row) for row in rows], axis=1)
-
-    def _ready(self) -> None:
-        """Prepare for many small calls of _q."""
-        weights = self.weights_[:, None] if self._pairs else self.weights_.T
-        self._predict_q = predictor(self.features_, weights)
-
     def q_values(self, observations: Any) -> np.ndarray:  # (b, …) -> (b, a)
-        """Q(s, a) of every action, for a batch of observations."""
-        checks.fitted(self, "weights_")
-        return self._q(self._batch(observations)[0])
+        """Q(s, a) of every action, for one observation or a batch."""
+        batch, _ = self._batch(observations)
+        checks.fitted(self, "policy_")
+        return self.policy_.q(batch)
 
     def _actions(self, observations: np.ndarray, deterministic: bool) -> np.ndarray:
-        checks.fitted(self, "weights_")
-        start = int(self.action_space_.start)
-        greedy = np.argmax(self._q(observations), axis=1) + start
-        if deterministic:
-            return greedy
-        random = self.rng_.integers(self._n_actions, size=len(greedy)) + start
-        return np.where(self.rng_.random(len(greedy)) < self.epsilon_final, random, greedy)
+        checks.fitted(self, "policy_")
+        greedy = self.policy_.act(observations)
+        if not deterministic:
+            random = self.rng_.integers(self._n_actions, size=len(greedy))
+            greedy = np.where(self.rng_.random(len(greedy)) < self.epsilon_final, random, greedy)
+        return greedy + int(self.action_space_.start)
 
     def _values(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b,)
-        return self._q(observations).max(axis=1)
+        checks.fitted(self, "policy_")
+        return self.policy_.q(observations).max(axis=1)
 
+    def _state(self) -> dict[str, np.ndarray]:
+        checks.fitted(self, "policy_")
+        return self.policy_.state()
 
-def _only(row: tuple[np.ndarray, ...], valid: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(column[valid] for column in row)
+    def _meta(self) -> dict[str, Any]:
+        return self.policy_.meta()
+
+    def _restore(self, state: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        self.policy_ = GreedyPolicy.restored(state, meta, self._n_actions)
