@@ -95,11 +95,11 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             self.reset(np.zeros((0, x.size)))
         if x.shape != self._shape:
             checks.fail("Dictionary", f"x must have shape {self._shape}", checks.shape(x))
+        if not math.isfinite(float(x @ x)):
+            checks.finite("Dictionary", "x", x, unit="column", cure="Drop or repair the point.")
         own = self._own(x)
         half = self.factor_.half_solve(self.kernel_.row(x, self.atoms_))
         residual = own - float(half @ half)
-        if not math.isfinite(residual):
-            checks.finite("Dictionary", "x", x, unit="column", cure="Drop or repair the point.")
         if residual <= self._least * own or self._is_closed():
             return Admission(None, False, self.factor_.finish_solve(half), max(residual, 0.0))
         index = self._admit(x, half, residual, own)

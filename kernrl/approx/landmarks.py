@@ -312,8 +312,8 @@ def _host(x: Array) -> np.ndarray:
 
 
 def _floor(x: Array, m: int) -> float:
-    """The relative residual that is rounding: m subtractions leave about an eps each."""
-    return arrays.epsilon(x) * (m + 100)
+    """The relative residual that is rounding: some eps of the kernel's, and of m subtractions."""
+    return arrays.epsilon(x) * (20 + 2 * math.sqrt(m))
 
 
 def _distinct(x: Array, order: np.ndarray, m: int) -> np.ndarray:
