@@ -74,6 +74,9 @@ class Agent(BaseEstimator):
         if isinstance(env, Transitions):
             return self._learn_batch(env, total_steps)
         total_steps = checks.integer(self._owner, "total_steps", total_steps, at_least=1)
+        if callable(callbacks):
+            rule = "callbacks must be a list"
+            checks.fail(self._owner, rule, "one callback", "Write [callback].", TypeError)
         watchers = [_Watcher(self._owner, callback) for callback in callbacks]
         rng = arrays.rng(getattr(self, "rng", None))
         with Sampler(env, seed=arrays.fresh_seed(rng)) as sampler:

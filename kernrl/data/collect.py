@@ -49,7 +49,7 @@ class Sampler:
 
     step: Callable[[np.ndarray], Step]  # (b, …) actions -> Step; chosen once, by the kind of env
 
-    def __init__(self, env: Any, *, seed: int | np.random.SeedSequence | None = None) -> None:
+    def __init__(self, env: Any, *, seed: arrays.Seed = None) -> None:
         self.env, self._owned = _resolve(env)
         try:
             self._open(seed)
@@ -57,7 +57,7 @@ class Sampler:
             self.close()
             raise
 
-    def _open(self, seed: int | np.random.SeedSequence | None) -> None:
+    def _open(self, seed: arrays.Seed) -> None:
         vector = isinstance(self.env, VectorEnv)
         prefix = "single_" if vector else ""
         self.observation_space = spaces.check(
@@ -75,7 +75,7 @@ class Sampler:
         self.step = self._vector_step if vector else self._single_step
         self._begin(seed, vector)
 
-    def _begin(self, seed: int | np.random.SeedSequence | None, vector: bool) -> None:
+    def _begin(self, seed: arrays.Seed, vector: bool) -> None:
         """Reset and seed everything, and start counting episodes."""
         env_seeds, action_seed = _seeds(seed, self.n_envs)
         if not vector:
@@ -256,8 +256,12 @@ def _autoreset_mode(env: Any) -> AutoresetMode:
         )
 
 
-def _seeds(seed: Any, n_envs: int) -> tuple[list[int], int]:
+def _seeds(seed: arrays.Seed, n_envs: int) -> tuple[list[int], int]:
     """Distinct 31-bit seeds, one for each environment, and one for the action space."""
+    if isinstance(seed, np.random.Generator):
+        seed = arrays.fresh_seed(seed)
+    if seed is not None and not isinstance(seed, np.random.SeedSequence):
+        seed = checks.integer("Sampler", "seed", seed, at_least=0)
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     drawn = np.random.default_rng(root).choice(2**31, size=n_envs + 1, replace=False)
     return drawn[:-1].tolist(), int(drawn[-1])
@@ -303,7 +307,7 @@ def _refuse(what: str, value: float) -> None:
 # ---------------------------------------------------------------- collecting a data set
 
 
-def collect(env: Any, policy: Any, n_steps: int, seed: Any = None) -> Transitions:
+def collect(env: Any, policy: Any, n_steps: int, seed: arrays.Seed = None) -> Transitions:
     """`n_steps` transitions of `env` under `policy`, each episode's rows consecutive.
 
     `policy` maps observations (b, …) to actions (b, …); an agent stands for its deterministic

@@ -150,6 +150,7 @@ def test_what_cannot_be_saved(value, text):
     [
         ({"!object": "os.system", "params": {}}, "the file's class must be one of kernrl or of a"),
         ({"!object": "kernrl.arrays.np", "params": {}}, "the file's class must be one of kernrl"),
+        ({"!object": "kernrl.agent.Transitions", "params": {}}, "the file's class must be one of"),
         (
             {"!object": "not_imported.Thing", "params": {}},
             "Import not_imported first, if you trust",
@@ -165,7 +166,7 @@ def test_what_cannot_be_saved(value, text):
         ),
         ({"!eval": "1 + 1"}, "load: a tag in the file must be one of !array, !float, !object, !tu"),
     ],
-    ids=["function", "module", "unknown", "popen", "parameters", "tag"],
+    ids=["function", "module", "borrowed", "unknown", "popen", "parameters", "tag"],
 )
 def test_what_a_file_cannot_do(value, text):
     with pytest.raises((TypeError, ValueError), match=re.escape(text)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -189,10 +190,25 @@ def test_every_environment_has_its_own_seed_and_no_run_shares_one():
     runs = [seeds_of(seed) for seed in range(50)]
     flat = [seed for run in runs for seed in run]
     assert len(set(flat)) == len(flat)
+    gaps = {b - a for run in runs for a, b in pairwise(run)}
+    assert 1 not in gaps  # Gymnasium makes s, s + 1, … of an int
     assert seeds_of(7) == runs[7]
     sequence = np.random.SeedSequence(7)
     assert seeds_of(sequence) == runs[7]
     assert all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in flat)
+
+
+def test_a_generator_is_drawn_from():
+    generator = np.random.default_rng(0)
+    first = seeds_of(generator)
+    assert seeds_of(generator) != first
+    assert seeds_of(np.random.default_rng(0)) == first
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, "a"])
+def test_what_is_no_seed(seed):
+    with pytest.raises((TypeError, ValueError), match="Sampler: seed must be an integer of at lea"):
+        Sampler(Counter(), seed=seed)
 
 
 def test_environments_are_seeded_once():
