@@ -36,6 +36,8 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
     def inner(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
+        except typer.Exit:  # a RuntimeError to Python, not to us
+            raise
         except KeyboardInterrupt as stop:
             _complain(str(stop) or "stopped")
             raise typer.Exit(INTERRUPTED) from None
@@ -150,7 +152,8 @@ def _show(done: Any) -> None:
     from kernrl.harness.summary import summarise
 
     table = Table(box=SIMPLE, pad_edge=False)
-    for name in ("environment", "agent", "runs"):
+    table.add_column("environment")
+    for name in ("agent", "runs"):
         table.add_column(name, no_wrap=True)
     for name in ("median", "IQM", "95 % interval", "worst", "steps", "CPU s"):
         table.add_column(name, justify="right", no_wrap=True)

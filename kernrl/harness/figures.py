@@ -164,7 +164,7 @@ def single(draw: Callable[..., None], results: list[Result], looks: Looks, *more
     draw(axes, results, looks, *more)
     if draw is not seeds:
         _legend(figure, axes)
-    return figure
+    return _laid_out(figure)
 
 
 def overview(results: list[Result], looks: Looks) -> Figure:
@@ -179,6 +179,13 @@ def overview(results: list[Result], looks: Looks) -> Figure:
         seeds(right, here, looks)
         left.set_title(env)
     _legend(figure, *grid[:, 0])
+    return _laid_out(figure)
+
+
+def _laid_out(figure: Figure) -> Figure:
+    """The layout found once, not again for every format: it costs as much as drawing."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     return figure
 
 

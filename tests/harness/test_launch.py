@@ -10,12 +10,11 @@ import sys
 import numpy as np
 import pytest
 from harness.toy_agents import TabularQ
-from harness.toy_runs import LINUX, alive, start, toy, wait_for, workers_of
+from harness.toy_runs import LINUX, alive, go, start, toy, wait_for, workers_of
 
 from kernrl.harness import records, seeds
 from kernrl.harness.evaluation import evaluate
 from kernrl.harness.experiment import load
-from kernrl.harness.launch import run_experiment
 from kernrl.harness.records import open_run
 
 AGENT = "harness.toy_agents."
@@ -24,7 +23,7 @@ AGENT = "harness.toy_agents."
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Two agents × one env × three seeds, done once for the tests that only look."""
-    return run_experiment(toy(), out=tmp_path_factory.mktemp("runs"), jobs=2, progress=False)
+    return go(toy(), tmp_path_factory.mktemp("runs"), jobs=2)
 
 
 def rows_of(run, **wanted):
@@ -127,21 +126,21 @@ def test_the_ledger_tells_what_happened(run):
 
 def test_the_same_configuration_gives_the_same_results(run, tmp_path):
     """And so it does with another number of processes."""
-    again = run_experiment(toy(), out=tmp_path, jobs=1, progress=False)
+    again = go(toy(), tmp_path)
     assert again.manifest["hash"] == run.manifest["hash"]
     for first, second in zip(run.cells, again.cells, strict=True):
         assert records.without_times(run.rows(first)) == records.without_times(again.rows(second))
 
 
 def test_another_root_seed_gives_other_results(run, tmp_path):
-    other = run_experiment(toy(root_seed=1), out=tmp_path, progress=False)
+    other = go(toy(root_seed=1), tmp_path)
     assert other.manifest["hash"] != run.manifest["hash"]
 
 
 def test_resume_with_more_seeds_runs_only_those(tmp_path):
-    first = run_experiment(toy(seeds=1), out=tmp_path, progress=False)
+    first = go(toy(seeds=1), tmp_path)
     stamp = (first.folder / "cells" / first.cells[0]["id"] / "cell.json").stat().st_mtime_ns
-    second = run_experiment(toy(seeds=2), out=tmp_path, resume=True, progress=False)
+    second = go(toy(seeds=2), tmp_path, resume=True)
     assert second.folder == first.folder
     assert len(second.done) == 4
     assert (second.folder / "cells" / first.cells[0]["id"] / "cell.json").stat().st_mtime_ns == (
@@ -153,15 +152,15 @@ def test_resume_with_more_seeds_runs_only_those(tmp_path):
 
 
 def test_resume_does_not_touch_another_experiment(tmp_path):
-    first = run_experiment(toy(seeds=1), out=tmp_path, progress=False)
-    other = run_experiment(toy(seeds=1, steps=200), out=tmp_path, resume=True, progress=False)
+    first = go(toy(seeds=1), tmp_path)
+    other = go(toy(seeds=1, steps=200), tmp_path, resume=True)
     assert other.folder != first.folder
     assert len(open_run(first.folder).done) == 2
 
 
 def test_without_resume_every_run_has_a_folder(tmp_path):
     one = toy({"agent": AGENT + "Constant"}, seeds=1)
-    folders = {run_experiment(one, out=tmp_path, progress=False).folder for _ in range(2)}
+    folders = {go(one, tmp_path).folder for _ in range(2)}
     assert len(folders) == 2
 
 
@@ -175,7 +174,7 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path):
         {"agent": AGENT + "TabularQ"},
         seeds=2,
     )
-    run = run_experiment(config, out=tmp_path, jobs=2, progress=False)
+    run = go(config, tmp_path, jobs=2)
     assert {(c["agent"], c["status"]) for c in run.cells} == {
         ("crashes", "failed"),
         ("dies", "failed"),
@@ -188,15 +187,13 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     assert "last words" in died["traceback"]
     assert run.manifest["failed"] == 4
     assert {row["agent"] for row in rows_of(run)} == {"TabularQ"}
-    again = run_experiment(
-        config, out=tmp_path, resume=True, progress=False
-    )  # they are tried again
+    again = go(config, tmp_path, resume=True)  # they are tried again
     session = [e for e in records.read_lines(again.folder / "ledger.jsonl") if "missing" in e]
     assert [e["missing"] for e in session] == [6, 4]
 
 
 def test_a_class_that_is_no_agent_of_ours_can_run(tmp_path):
-    run = run_experiment(toy({"agent": AGENT + "Plain"}, seeds=1), out=tmp_path, progress=False)
+    run = go(toy({"agent": AGENT + "Plain"}, seeds=1), tmp_path)
     (cell,) = run.done
     assert cell["steps"] == 300
     assert not (run.folder / "cells" / cell["id"] / "agent.safetensors").exists()
@@ -228,28 +225,28 @@ FAULTS = {
 def test_what_cannot_work_is_refused_before_anything_is_written(what, tmp_path):
     config, text = FAULTS[what]
     with pytest.raises(ValueError) as caught:
-        run_experiment(config, out=tmp_path, progress=False)
+        go(config, tmp_path)
     assert str(caught.value) == text
     assert list(tmp_path.iterdir()) == []
 
 
 def test_jobs_and_seeds_must_be_numbers(tmp_path):
     with pytest.raises(ValueError, match="run: jobs must be an integer of at least 1, got 0"):
-        run_experiment(toy(), jobs=0, out=tmp_path)
+        go(toy(), tmp_path, jobs=0)
     with pytest.raises(ValueError, match="experiment: seeds must be an integer of at least 1"):
-        run_experiment(toy(), seeds=0, out=tmp_path)
+        go(toy(), tmp_path, seeds=0)
 
 
 def test_out_must_be_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="run: out must be a folder to write into, got"):
-        run_experiment(toy(), out=tmp_path / "file")
+        go(toy(), tmp_path / "file")
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="run: a worker process must start, got exit status 1"):
-        run_experiment(toy(), out=tmp_path)
+        go(toy(), tmp_path)
 
 
 # ---------------------------------------------------------------- interruptions
@@ -277,7 +274,7 @@ def interrupted(tmp_path, number):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    return run_experiment(SLOW, out=tmp_path_factory.mktemp("straight"), progress=False)
+    return go(SLOW, tmp_path_factory.mktemp("straight"))
 
 
 @pytest.mark.skipif(not LINUX, reason="looks for processes in /proc")
@@ -295,7 +292,7 @@ def test_an_interrupted_run_never_looks_finished_and_resumes(number, tmp_path, s
         assert out.strip().endswith("of 4 cells done. Go on with --resume.")
     before = {path.parent.name for path in left.glob("cells/[!.]*/cell.json")}
     assert 1 <= len(before) < 4
-    run = run_experiment(SLOW, out=tmp_path, resume=True, progress=False)
+    run = go(SLOW, tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == [left.name.removeprefix(".tmp-")]
     sessions = [e for e in records.read_lines(run.folder / "ledger.jsonl") if "missing" in e]
     assert [e["missing"] for e in sessions] == [4, 4 - len(before)]
@@ -309,7 +306,7 @@ def test_two_launchers_do_not_share_a_folder(tmp_path):
     try:
         wait_for(lambda: list(tmp_path.glob(".tmp-toy-*/cells/.tmp-*")))
         with pytest.raises(ValueError, match=r"is being run by another process\. Wait for it"):
-            run_experiment(SLOW, out=tmp_path, resume=True, progress=False)
+            go(SLOW, tmp_path, resume=True)
     finally:
         process.kill()
         process.communicate()

@@ -10,6 +10,8 @@ import textwrap
 import time
 from pathlib import Path
 
+from kernrl.harness.launch import run_experiment
+
 FROZEN = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False, "max_episode_steps": 30}}
 
 
@@ -22,6 +24,11 @@ def toy(*agents, seeds=3, steps=300, **settings):
     study = {"name": "toy", "steps": steps, "seeds": seeds, "report_episodes": 4}
     study |= {"eval_episodes": 2, "eval_every": 100} | settings
     return copy.deepcopy({"experiment": study, "envs": [FROZEN], "agents": list(agents)})
+
+
+def go(config, out, **settings):
+    """Run an experiment, with one worker and silently unless told otherwise."""
+    return run_experiment(config, out=out, **{"jobs": 1, "progress": False} | settings)
 
 
 def start(config, out, resume=False):
