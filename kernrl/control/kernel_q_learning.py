@@ -215,19 +215,21 @@ class KernelQLearning(Agent):
         q_here = self._q_from(here, states)
         delta = rewards + mask * next_q[b, best] - q_here[b, actions]
         rate = self._rate()
-        gradient = self._scatter(self.dictionary_.factor_.solve(here.T), actions, delta)
+        moment = self._scatter(here, actions, delta)
         if self.gradient != "semi":
             explored = 1.0 if self.gradient == "full" else actions != np.argmax(q_here, axis=1)
-            ahead = self.dictionary_.factor_.solve(self._kernel_rows(next_states, best).T)
-            gradient -= self._scatter(ahead, best, delta * mask * explored)
+            ahead = self._kernel_rows(next_states, best)
+            moment -= self._scatter(ahead, best, delta * mask * explored)
+        # The atoms' coefficients of Σ δ k(z, ·) are K_DD⁻¹ Σ δ k_D(z): solved once, not per row.
+        gradient = self.dictionary_.factor_.solve(moment)
         self.weights_ = (1.0 - rate * self.ridge) * self.weights_ + (rate / len(b)) * gradient
         self._prune()
 
-    def _scatter(self, coefficients: np.ndarray, actions: np.ndarray, delta: np.ndarray) -> Any:
-        """Σ_b δ_b a_b into the column of its action: (m, b) -> (m, a) or (m, 1)."""
+    def _scatter(self, kernel_rows: np.ndarray, actions: np.ndarray, delta: np.ndarray) -> Any:
+        """Σ_b δ_b k_D(z_b) into the column of its action: (b, m) -> (m, a) or (m, 1)."""
         one_hot = np.zeros((len(actions), self.weights_.shape[1]))
         one_hot[np.arange(len(actions)), 0 if self._pairs else actions] = delta
-        return coefficients @ one_hot
+        return kernel_rows.T @ one_hot
 
     def _prune(self) -> None:
         dictionary = self.dictionary_
