@@ -14,6 +14,24 @@ for _room, _names in {
     "kernrl.kernels.dot": "Linear Polynomial",
     "kernrl.kernels.state_action": "StateAction",
     "kernrl.kernels.gram": "gram GramOperator",
+    "kernrl.approx.nystroem": "Nystroem",
+    "kernrl.approx.random_features": "RandomFeatures",
+    "kernrl.approx.dictionary": "Dictionary",
+    "kernrl.data.transitions": "Transitions",
+    "kernrl.data.collect": "collect",
+    "kernrl.data.replay": "Replay",
+    "kernrl.agent": "Agent",
+    "kernrl.value.lstd": "KLSTD KLSTDQ",
+    "kernrl.control.klspi": "KLSPI",
+    "kernrl.control.kernel_q_learning": "KernelQLearning",
+    "kernrl.deep.ppo": "PPO",
+    "kernrl.harness.evaluation": "EpisodeScores evaluate",
+    "kernrl.harness.experiment": "Experiment",
+    "kernrl.harness.launch": "run_experiment",
+    "kernrl.harness.reporting": "report",
+    "kernrl.harness.stats": (
+        "Interval bootstrap_interval iqm performance_profile probability_of_improvement"
+    ),
 }.items():
     _TABLE |= dict.fromkeys(_names.split(), _room)
 
