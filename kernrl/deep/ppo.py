@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,22 +16,13 @@ from kernrl.agent import Agent
 from kernrl.data.collect import Step
 from kernrl.deep.encoding import Encoder
 from kernrl.deep.networks import FlatAdam, head, mlp, numpy_forward, numpy_layers, one_thread
+from kernrl.deep.rollout import Rollout
 from kernrl.deep_alignment.ops.advantage import gae, whiten
 from kernrl.deep_alignment.ops.policy import policy_loss
 from kernrl.deep_alignment.ops.value import value_loss
 
 Seed = int | np.random.Generator | np.random.SeedSequence | None
-
-
-class Rollout(NamedTuple):
-    """The valid rows of one rollout, n of them."""
-
-    inputs: Tensor  # (n, d)
-    actions: Tensor  # (n, k), as the head draws them
-    logprob: Tensor  # (n,) at sampling time
-    value: Tensor  # (n,) at sampling time
-    advantage: Tensor  # (n,)
-    returns: Tensor  # (n,)
+OPTIONAL = ("max_grad_norm", "target_kl", "value_clip")  # None switches them off
 
 
 class PPO(Agent):
@@ -65,8 +57,8 @@ class PPO(Agent):
     hidden : widths of the tanh layers of policy and value network.
     rng : seed or NumPy Generator.
 
-    Learnt: `actor_`, `critic_`, `head_` (torch modules), `encoder_`. Logged per rollout:
-    policy_loss, value_loss, entropy, kl, clip_fraction, explained_variance.
+    Learnt: `actor_`, `critic_`, `head_` (torch modules, all in `network_`), `encoder_`. Logged per
+    rollout: policy_loss, value_loss, entropy, kl, clip_fraction, explained_variance.
 
     >>> agent = PPO(n_steps=64, rng=0).fit("CartPole-v1", 128)
     >>> agent.predict([0.0, 0.0, 0.0, 0.0]) in (0, 1)
@@ -125,8 +117,7 @@ class PPO(Agent):
     ) -> None:
         self._check_parameters()
         self._build(observation_space, action_space)
-        parameters = [*self.actor_.parameters(), *self.critic_.parameters()]
-        self._adam = FlatAdam([*parameters, *self.head_.parameters()])
+        self._adam = FlatAdam(self.network_.parameters())
         self._total_steps, self._started = total_steps, 0
         self._rollout: list[tuple[Step, np.ndarray]] = []
 
@@ -138,39 +129,45 @@ class PPO(Agent):
         # A small last layer makes the first policy near uniform, so early data are varied.
         self.actor_ = mlp(d, self.hidden, k, gain=0.01, generator=generator)
         self.critic_ = mlp(d, self.hidden, 1, gain=1.0, generator=generator)
+        self.network_ = torch.nn.ModuleList([self.actor_, self.critic_, self.head_])
         self._take_weights()
 
     def _take_weights(self) -> None:
-        """What acting and predicting read. A copied agent's own arrays, hence taken anew."""
+        """What acting and predicting read: the same memory, but not so in a copied agent."""
         self._actor, self._critic = numpy_layers(self.actor_), numpy_layers(self.critic_)
 
     def _check_parameters(self) -> None:
-        owner = self._owner
-        for name in ("n_steps", "n_epochs", "batch_size"):
-            checks.integer(owner, name, getattr(self, name), at_least=1)
+        def check(names: str, function: Any, **bounds: Any) -> None:
+            for name in names.split():
+                if (value := getattr(self, name)) is not None or name not in OPTIONAL:
+                    function(self._owner, name, value, **bounds)
+
+        check("n_steps n_epochs batch_size", checks.integer, at_least=1)
+        check("gamma trace_decay", checks.real, at_least=0.0, at_most=1.0)
+        check("learning_rate value_weight entropy_bonus value_clip", checks.real, at_least=0.0)
+        check("max_grad_norm target_kl", checks.real, above=0.0)
         for width in self.hidden:
-            checks.integer(owner, "a width in hidden", width, at_least=1)
-        for name in ("gamma", "trace_decay"):
-            checks.real(owner, name, getattr(self, name), at_least=0.0, at_most=1.0)
-        for name in ("learning_rate", "value_weight", "entropy_bonus"):
-            checks.real(owner, name, getattr(self, name), at_least=0.0)
-        for name in ("max_grad_norm", "target_kl"):
-            if getattr(self, name) is not None:
-                checks.real(owner, name, getattr(self, name), above=0.0)
+            checks.integer(self._owner, "every width in hidden", width, at_least=1)
+        rule = "clip must be one number or (low, high), not negative"
+        pair = np.size(self.clip) in (1, 2) and np.all(np.asarray(self.clip) >= 0)
+        checks.require(bool(pair), self._owner, rule, repr(self.clip))
 
     # ------------------------------------------------------------ acting
 
+    def _outputs(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b, k)
+        return numpy_forward(self._actor, self.encoder_(observations))
+
     def act(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b, …)
         """Actions drawn from the policy."""
-        outputs = numpy_forward(self._actor, self.encoder_(observations))
-        self._drawn = self.head_.sample(outputs, self.rng_)
+        self._drawn = self.head_.sample(self._outputs(observations), self.rng_)
         return self.head_.to_env(self._drawn)
 
     def _actions(self, observations: np.ndarray, deterministic: bool) -> np.ndarray:
-        outputs = numpy_forward(self._actor, self.encoder_(observations))
-        if deterministic:
-            return self.head_.to_env(self.head_.mode(outputs))
-        return self.head_.to_env(self.head_.sample(outputs, self.rng_))
+        outputs = self._outputs(observations)
+        chosen = (
+            self.head_.mode(outputs) if deterministic else self.head_.sample(outputs, self.rng_)
+        )
+        return self.head_.to_env(chosen)
 
     def _values(self, observations: np.ndarray) -> np.ndarray:
         return numpy_forward(self._critic, self.encoder_(observations))[:, 0]
@@ -198,6 +195,8 @@ class PPO(Agent):
         steps, drawn = zip(*self._rollout, strict=True)
         self._rollout = []
         seen = np.concatenate([step.observations[step.valid] for step in steps])
+        if not len(seen):
+            return 0
         # The first policy is near uniform whatever it reads, so its own rollout may set the
         # scale. Later a shift under the data would pass for a step of the policy: update after.
         first = self.encoder_.count == 0
@@ -238,8 +237,6 @@ class PPO(Agent):
         value, advantage, returns = value[valid], advantage[valid], returns[valid]
         inputs, actions = inputs[valid], torch.from_numpy(drawn)[valid]
         logprob, _ = self.head_(self.actor_(inputs), actions)
-        unexplained = (returns - value).var(correction=0) / returns.var(correction=0)
-        self.record("explained_variance", 1.0 - float(unexplained))
         if self.whiten_advantages:
             advantage = whiten(advantage)
         return Rollout(inputs, actions, logprob, value, advantage, returns)
@@ -247,10 +244,13 @@ class PPO(Agent):
     def _passes(self, rollout: Rollout) -> int:
         remaining = 1.0 - self._started / self._total_steps
         rate = self.learning_rate * (remaining if self.anneal_learning_rate else 1.0)
-        clip = _scaled(self.clip, remaining if self.anneal_clip else 1.0)
+        low, high = np.broadcast_to(self.clip, 2) * (remaining if self.anneal_clip else 1.0)
+        if (explained := rollout.explained_variance()) is not None:
+            self.record("explained_variance", explained)
         used = 0
-        for batch in self._minibatches(rollout):
-            loss, metrics = self._loss(batch, clip)
+        passes = (rollout.minibatches(self.batch_size, self.rng_) for _ in range(self.n_epochs))
+        for batch in chain.from_iterable(passes):
+            loss, metrics = self._loss(batch, (float(low), float(high)))
             if self.target_kl is not None and float(metrics["kl"]) > self.target_kl:
                 break
             self._adam.step(loss, rate, self.max_grad_norm)
@@ -259,18 +259,7 @@ class PPO(Agent):
             self.record(name, float(value))
         return used
 
-    def _minibatches(self, rollout: Rollout) -> Iterator[Rollout]:
-        """n_epochs shuffled passes in equal parts of at most batch_size rows."""
-        n = len(rollout.value)
-        size = -(-n // -(-n // self.batch_size))
-        for _ in range(self.n_epochs):
-            order = torch.from_numpy(self.rng_.permutation(n))
-            parts = [column[order].split(size) for column in rollout]
-            yield from map(Rollout._make, zip(*parts, strict=True))
-
-    def _loss(
-        self, batch: Rollout, clip: float | tuple[float, float]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, batch: Rollout, clip: tuple[float, float]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one minibatch and what is logged of it."""
         logprob, entropy = self.head_(self.actor_(batch.inputs), batch.actions)
         value = self.critic_(batch.inputs).squeeze(-1)
@@ -290,31 +279,14 @@ class PPO(Agent):
 
     # ------------------------------------------------------------ files
 
-    def _modules(self) -> dict[str, torch.nn.Module]:
-        return {"actor": self.actor_, "critic": self.critic_, "head": self.head_}
-
     def _state(self) -> dict[str, np.ndarray]:
-        state = {f"encoder.{name}": x for name, x in self.encoder_.state().items()}
-        for part, module in self._modules().items():
-            state |= {f"{part}.{name}": x.numpy() for name, x in module.state_dict().items()}
-        return state
+        weights = {name: x.numpy().copy() for name, x in self.network_.state_dict().items()}
+        return weights | {f"encoder.{name}": x for name, x in self.encoder_.state().items()}
 
     def _restore(self, state: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         position = self.rng_.bit_generator.state
         self._build(self.observation_space_, self.action_space_)
         self.rng_.bit_generator.state = position  # building drew from it
-        for part, module in self._modules().items():
-            module.load_state_dict(
-                {k: torch.from_numpy(x.copy()) for k, x in _under(f"{part}.", state).items()}
-            )
-        self.encoder_.restore(_under("encoder.", state))
-
-
-def _scaled(clip: float | tuple[float, float], factor: float) -> float | tuple[float, float]:
-    if isinstance(clip, (tuple, list)):
-        return clip[0] * factor, clip[1] * factor
-    return clip * factor
-
-
-def _under(prefix: str, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}
+        names = self.network_.state_dict()
+        self.network_.load_state_dict({name: torch.tensor(state[name]) for name in names})
+        self.encoder_.restore({name: state[f"encoder.{name}"] for name in self.encoder_.state()})
