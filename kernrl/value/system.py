@@ -43,7 +43,7 @@ class Rows:
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[Rows]:
         """The same rows in blocks."""
         for start in range(0, len(self), size):
-            rows = slice(start, start + size)
+            rows = slice(start, min(start + size, len(self)))
             yield Rows(
                 self.points[rows, :],
                 self.rewards[rows],
@@ -201,9 +201,10 @@ def values(kernel: Any, features: Any, support: Array, weights: Array, z: Array)
     elif hasattr(features, "landmarks_"):  # fold the whitening into the weights: one tile product
         out = matvec(features.kernel_, local, features.landmarks_, features.whitener_ @ weights)
     else:
+        n = int(local.shape[0])
         parts = [
-            xp.matmul(features.transform(local[i : i + BLOCK_ROWS, :]), weights)
-            for i in range(0, max(1, int(local.shape[0])), BLOCK_ROWS)
+            xp.matmul(features.transform(local[i : min(i + BLOCK_ROWS, n), :]), weights)
+            for i in range(0, max(1, n), BLOCK_ROWS)
         ]
         out = parts[0] if len(parts) == 1 else xp.concat(parts)
     return out if local is z else arrays.like(out, z)
