@@ -367,6 +367,9 @@ def test_solve_warns_when_few_digits_are_left_and_raises_when_none_is(library):
     )
     with pytest.raises(ValueError, match=text):
         linalg.solve(library(singular), library(np.ones(4)), owner="KLSTD")
+    hilbert = scipy.linalg.hilbert(20)  # no pivot is exactly zero, and no digit is right
+    with pytest.raises(ValueError, match=text):
+        linalg.solve(library(hilbert), library(np.ones(20)), owner="KLSTD")
 
 
 def test_what_solve_refuses(library):

@@ -110,6 +110,22 @@ def test_a_subsample_stands_for_very_many_rows(monkeypatch, rng, method):
     index = select(method, RBF(1.0), x, 20, 4)
     assert len(set(index)) == 20
     assert index.max() > 1000  # indices into all rows, not into the subsample of 100
+    assert landmarks._candidates(3000, 20, rng).shape == (100,)
+    assert landmarks._candidates(3000, 500, rng).shape == (2000,)  # never below 4 a landmark
+    assert landmarks._candidates(100, 20, rng) is None
+
+
+def test_rows_that_turn_out_to_be_spanned_are_not_proposed_for_ever(monkeypatch, rng):
+    """Rounding may leave a residual in the running sum that the block, made afresh, denies."""
+    calls, block = [], landmarks._PartialCholesky.block
+
+    def denied(self, index):
+        calls.append(1)
+        assert len(calls) < 100
+        return block(self, index) * (self.size < 5)
+
+    monkeypatch.setattr(landmarks._PartialCholesky, "block", denied)
+    assert 5 <= len(select("rpcholesky", RBF(0.3), rng.standard_normal((50, 2)), 30, 0)) < 30
 
 
 def test_what_is_refused(rng):
