@@ -126,9 +126,10 @@ class PPO(Agent):
         self.encoder_ = Encoder(observation_space, self.standardise)
         self.head_ = head(self._owner, action_space)
         d, k = self.encoder_.size, self.head_.n_outputs
-        # A small last layer makes the first policy near uniform, so early data are varied.
-        self.actor_ = mlp(d, self.hidden, k, gain=0.01, generator=generator)
-        self.critic_ = mlp(d, self.hidden, 1, gain=1.0, generator=generator)
+        with one_thread():
+            # A small last layer makes the first policy near uniform, so early data are varied.
+            self.actor_ = mlp(d, self.hidden, k, gain=0.01, generator=generator)
+            self.critic_ = mlp(d, self.hidden, 1, gain=1.0, generator=generator)
         self.network_ = torch.nn.ModuleList([self.actor_, self.critic_, self.head_])
         self._take_weights()
 
