@@ -12,7 +12,7 @@ import pytest
 from harness.toy_agents import TabularQ
 from harness.toy_runs import LINUX, alive, go, start, toy, wait_for, workers_of
 
-from kernrl.harness import records, seeds
+from kernrl.harness import machine, records, seeds
 from kernrl.harness.evaluation import evaluate
 from kernrl.harness.experiment import load
 from kernrl.harness.records import open_run
@@ -23,7 +23,10 @@ AGENT = "harness.toy_agents."
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Two agents × one env × three seeds, done once for the tests that only look."""
-    return go(toy(), tmp_path_factory.mktemp("runs"), jobs=2)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in machine.THREADS:
+            patch.setenv(name, "2")  # what the launcher has must not reach its workers
+        return go(toy(), tmp_path_factory.mktemp("runs"), jobs=2)
 
 
 def rows_of(run, **wanted):
@@ -65,6 +68,7 @@ def test_agents_are_paired_and_streams_are_apart(run):
                 for agent in ("TabularQ", "Constant")
             ]
             assert found[0] == found[1]
+            assert len(found[0]) == (4 if name == "report" else 3 * 2)
             drawn[name, seed] = {int(x) for x in found[0]}
         train = {cell["train_seed"] for cell in run.cells if cell["seed"] == seed}
         assert len(train) == 1

@@ -147,6 +147,17 @@ def test_resampling_stays_within_tasks(rng):
 
 
 @pytest.mark.parametrize("n", [5, 12])
+def test_tasks_are_resampled_apart(n, rng):
+    """Runs of two tasks share nothing, so two equal columns say as much as twice the runs."""
+    scores = rng.normal(size=n)
+    one, two = (
+        np.diff(ends(stats.bootstrap_interval(table, stats.mean, n_resamples=100_000)))
+        for table in (scores, np.stack([scores, scores], axis=1))
+    )
+    np.testing.assert_allclose(two, one / np.sqrt(2), **tolerance("monte carlo"))
+
+
+@pytest.mark.parametrize("n", [5, 12])
 def test_any_function_of_a_table_can_be_the_statistic(n, rng):
     scores = rng.normal(size=(n, 2))
     by_hand = stats.bootstrap_interval(scores, np.mean, n_resamples=500)
