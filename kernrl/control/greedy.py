@@ -19,10 +19,15 @@ class GreedyPolicy:
     def __init__(
         self, scaler: StateScaler, features: Any, weights: np.ndarray, n_actions: int
     ) -> None:
+        # One memory layout, so that a policy read from a file answers with the same bits.
+        for name, x in _learnt(features, np.ndarray).items():
+            setattr(features, name, np.ascontiguousarray(x))
+        weights = np.ascontiguousarray(weights)
         self.scaler, self.features, self.weights = scaler, features, weights
         self.n_actions = n_actions
         self.pairs = weights.ndim == 1
-        self._predict = predictor(features, weights[:, None] if self.pairs else weights.T)
+        columns = weights[:, None] if self.pairs else np.ascontiguousarray(weights.T)
+        self._predict = predictor(features, columns)
 
     def q(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b, a)
         """Q of every action."""
@@ -44,8 +49,8 @@ class GreedyPolicy:
         return {**arrays, "weights": self.weights}
 
     def meta(self) -> dict[str, Any]:
-        """What is no array: the features' parameters, with their resolved kernel, and counts."""
-        return {"features": self.features, "counts": _learnt(self.features, int)}
+        """What is no array: the features' parameters, with their resolved kernel, and numbers."""
+        return {"features": self.features, "numbers": _learnt(self.features, int | float)}
 
     @staticmethod
     def restored(
@@ -54,7 +59,7 @@ class GreedyPolicy:
         """The policy that `state` and `meta` describe."""
         features = meta["features"]
         features.kernel_ = features.kernel
-        for name, value in {**_under("features.", state), **meta["counts"]}.items():
+        for name, value in {**_under("features.", state), **meta["numbers"]}.items():
             setattr(features, name, value)
         scaler = StateScaler().restore(_under("scaler.", state))
         return GreedyPolicy(scaler, features, state["weights"], n_actions)
@@ -65,7 +70,7 @@ def with_action(z: np.ndarray, action: int | np.ndarray) -> np.ndarray:  # (n, d
     return np.column_stack((z, np.broadcast_to(np.asarray(action, dtype=np.float64), len(z))))
 
 
-def _learnt(features: Any, kind: type) -> dict[str, Any]:
+def _learnt(features: Any, kind: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(features).items() if k.endswith("_") and isinstance(v, kind)}
 
 

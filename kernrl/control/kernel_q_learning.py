@@ -89,6 +89,9 @@ class KernelQLearning(Agent):
 
     def _check(self) -> None:
         owner = self._owner
+        if self.kernel is not None and not isinstance(self.kernel, Kernel):
+            rule = "kernel must be a kernel or None"
+            checks.fail(owner, rule, repr(self.kernel), error=TypeError)
         checks.choice(owner, "gradient", self.gradient, GRADIENTS)
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "learning_rate", self.learning_rate, above=0.0, below=2.0)

@@ -104,7 +104,7 @@ class TestExactForm:
         )
 
     def test_does_not_square_the_condition(self):
-        """The residual of the plain system is rounding; through K(K − γK') it is 1000 times more."""
+        """The residual of the plain system is rounding; through K(K − γK') it is 1000× more."""
         x = np.linspace(0, 1, 60)[:, None]
         t = Transitions(x, np.cos(3 * x[:, 0]), x**2, np.zeros(60))
         ridge = 1e-12
