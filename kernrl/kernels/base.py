@@ -166,6 +166,10 @@ class Sum(_Pair):
         left, right = self.left._section(xp, z), self.right._section(xp, z)
         return lambda x: left(x) + right(x)
 
+    def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
+        """k(x, z_j) for one point."""
+        return self.left.row(x, z) + self.right.row(x, z)
+
     def _diagonal(self, xp: Any, x: Array) -> Array:
         return self.left._diagonal(xp, x) + self.right._diagonal(xp, x)
 
@@ -176,6 +180,10 @@ class Product(_Pair):
     def _section(self, xp: Any, z: Array) -> Section:
         left, right = self.left._section(xp, z), self.right._section(xp, z)
         return lambda x: left(x) * right(x)
+
+    def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
+        """k(x, z_j) for one point."""
+        return self.left.row(x, z) * self.right.row(x, z)
 
     def _diagonal(self, xp: Any, x: Array) -> Array:
         return self.left._diagonal(xp, x) * self.right._diagonal(xp, x)
@@ -195,6 +203,10 @@ class Scaled(Kernel):
     def _section(self, xp: Any, z: Array) -> Section:
         inner = self.kernel._section(xp, z)
         return lambda x: float(self.factor) * inner(x)
+
+    def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
+        """k(x, z_j) for one point."""
+        return float(self.factor) * self.kernel.row(x, z)
 
     def _diagonal(self, xp: Any, x: Array) -> Array:
         return float(self.factor) * self.kernel._diagonal(xp, x)
@@ -233,6 +245,11 @@ class OnDimensions(Kernel):
     def _section(self, xp: Any, z: Array) -> Section:
         inner = self.kernel._section(xp, self._pick(xp, z))
         return lambda x: inner(self._pick(xp, x))
+
+    def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
+        """k(x, z_j) for one point."""
+        xp = arrays.namespace(z)
+        return self.kernel.row(self._pick(xp, x[None, :])[0, :], self._pick(xp, z))
 
     def _diagonal(self, xp: Any, x: Array) -> Array:
         return self.kernel._diagonal(xp, self._pick(xp, x))

@@ -69,6 +69,12 @@ class StateAction(Kernel):
 
         return tile
 
+    def row(self, x: Array, z: Array) -> Array:  # (d + p,), (m, d + p) -> (m,)
+        """k(x, z_j) for one pair."""
+        cut = z.shape[1] - self.n_action_columns
+        of_state = self.state_kernel.row(x[:cut], z[:, :cut])
+        return of_state * self.action_kernel.row(x[cut:], z[:, cut:])
+
     def _diagonal(self, xp: Any, x: Array) -> Array:
         state, action = self.split(x)
         return self.state_kernel._diagonal(xp, state) * self.action_kernel._diagonal(xp, action)
