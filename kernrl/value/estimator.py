@@ -1,0 +1,222 @@
+"""What every estimator on one system of rows shares: chunks in, weights out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from kernrl import arrays, checks
+from kernrl.data.transitions import Transitions
+from kernrl.kernels.base import Kernel
+from kernrl.value.system import FeatureSystem, Rows, solve_exact, values
+
+Array = Any
+
+
+class KernelEstimator(BaseEstimator):
+    """Chunks of transitions in, the rows of one system, weights out.
+
+    A subclass says what its rows are (`_rows`), and may solve them in its own way (`_solve_rows`,
+    `_solve_system`); both are kernel LSTD here.
+    """
+
+    kernel: Kernel
+    gamma: float
+    ridge: float
+    features: Any
+    trace_decay: float = 0.0  # estimators without traces leave it
+    device: str
+
+    def fit(self, X: Transitions | Iterable[Transitions], y: None = None) -> Self:
+        """Learn from transitions, or from an iterable of chunks of them (out of core).
+
+        Chunks are read once and in order. Features are fitted on the first chunks that together
+        hold ten times n_components rows (or on all there are). Raises ValueError for bad
+        parameters, TypeError for anything that is not Transitions.
+        """
+        self._check()
+        chunks = self._chunks(X)
+        self._forget()
+        first = next(chunks, None)
+        if first is None:
+            checks.fail(self._owner, "there must be at least one chunk of transitions", "none")
+        self._prepare(first)
+        for rows in itertools.chain([first], chunks):
+            self._absorb(rows)
+        return self._finish()
+
+    def partial_fit(self, X: Transitions, y: None = None) -> Self:
+        """Add transitions and solve again: the same weights as one fit on all of them.
+
+        With features, kernel and landmarks stay those of the first call; O(n m²) for the new rows.
+        The exact form keeps every row and solves anew, O(n³).
+        """
+        self._check()
+        rows = self._rows(self._moved(transitions(self._owner, X)))
+        if not hasattr(self, "weights_"):
+            self._forget()
+            self._prepare(rows)
+        self._absorb(rows)
+        return self._finish()
+
+    def score(self, X: Transitions, y: None = None) -> float:
+        """−mean squared TD error (1/n) Σ (r + γV(z') − V(z))²: larger is better.
+
+        It contains the variance of the transitions, so compare it on the same data only.
+        """
+        residual = self.td_errors(X)
+        return -float(np.mean(residual**2))
+
+    def td_errors(self, X: Transitions) -> np.ndarray:  # -> (n,)
+        """δ_i = r_i + γ V(z'_i) − V(z_i), with V(z') = 0 where terminated."""
+        checks.fitted(self, "weights_")
+        rows = self._rows(transitions(self._owner, X))
+        ahead = sum(arrays.host(c) * arrays.host(self._values(z)) for c, z in rows.following)
+        here = arrays.host(self._values(rows.points))
+        return np.asarray(arrays.host(rows.rewards) + self.gamma * ahead - here)
+
+    # ---------------------------------------------------------------- the parts of a fit
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    def _rows(self, t: Transitions) -> Rows:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        owner = self._owner
+        if not isinstance(self.kernel, Kernel):
+            checks.fail(owner, "kernel must be a kernel", repr(self.kernel), error=TypeError)
+        checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
+        checks.real(owner, "ridge", self.ridge, at_least=0.0)
+        checks.real(owner, "trace_decay", self.trace_decay, at_least=0.0, at_most=1.0)
+        checks.choice(owner, "device", self.device, ("auto", "cpu", "cuda"))
+
+    def _chunks(self, X: Any) -> Iterator[Rows]:
+        """Rows chunk by chunk; the first chunks are joined until features can be fitted on them."""
+        if isinstance(X, Transitions):
+            yield self._rows(self._moved(X))
+            return
+        if not isinstance(X, Iterable):
+            checks.fail(self._owner, "X must be Transitions", type(X).__name__, error=TypeError)
+        source = (transitions(self._owner, chunk) for chunk in X)
+        wanted = 10 * getattr(self.features, "n_components", 0)
+        head: list[Transitions] = []
+        for chunk in source:
+            head.append(chunk)
+            if self.features is not None and sum(len(c) for c in head) >= wanted:
+                break
+        if head:
+            yield self._rows(self._moved(Transitions.concatenate(head)))
+        for chunk in source:
+            yield self._rows(self._moved(chunk))
+
+    def _moved(self, t: Transitions) -> Transitions:
+        """The transitions on the device asked for; work = n × (landmarks or n) Gram entries."""
+        width = len(t) if self.features is None else self.features.n_components
+        states = arrays.on_device(t.states, self.device, len(t) * width, self._owner)
+        if states is t.states:
+            return t
+        moved = {k: v if v is None else arrays.moved(v, states) for k, v in t.columns.items()}
+        return Transitions(**moved)
+
+    def _forget(self) -> None:
+        for name in ("weights_", "features_", "kernel_", "support_", "_system", "_kept"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _prepare(self, rows: Rows) -> None:
+        self.n_features_in_ = int(rows.points.shape[1])
+        self.kernel_ = self.kernel.resolve(rows.points)
+        self._kept: list[Rows] = []
+        self.n_transitions_ = 0
+        if self.features is not None:
+            self.features_ = self.features.with_kernel(self.features.kernel or self.kernel_)
+            self.features_.fit(rows.points)
+            self._system = self._system_of(self.features_)
+
+    def _absorb(self, rows: Rows) -> None:
+        width = int(rows.points.shape[1])
+        if width != self.n_features_in_:
+            checks.fail(self._owner, f"states must have {self.n_features_in_} columns", width)
+        self.n_transitions_ += len(rows)
+        if self.features is None:
+            self._kept.append(rows)
+        else:
+            self._system.add(rows)
+
+    def _finish(self) -> Self:
+        if self.features is None:
+            rows = joined(self._kept)
+            self._kept = [rows]
+            self.features_ = None
+            self.support_ = rows.points
+            self._solve_rows(rows)
+        else:
+            self.support_ = getattr(self.features_, "landmarks_", None)
+            self._solve_system(self._system)
+        return self
+
+    def _system_of(self, features: Any) -> FeatureSystem:
+        """What the rows are summed into, in the feature form."""
+        return FeatureSystem(features, self.gamma, self.trace_decay)
+
+    def _solve_rows(self, rows: Rows) -> None:
+        """Set weights_ (and support_, where it is not the rows' points) in the exact form."""
+        self.weights_ = solve_exact(
+            self.kernel_, rows, self.gamma, self.ridge, self.trace_decay, owner=self._owner
+        )
+
+    def _solve_system(self, system: FeatureSystem) -> None:
+        """Set weights_ in the feature form."""
+        self.weights_ = system.solve(self.ridge, owner=self._owner)
+
+    def _values(self, z: Array) -> Array:  # (n, d) -> (n,)
+        if z.shape[1] != self.n_features_in_:
+            checks.fail(
+                self._owner, f"states must have {self.n_features_in_} columns", int(z.shape[1])
+            )
+        return values(self.kernel_, self.features_, self.support_, self.weights_, z)
+
+
+def points(owner: str, x: object) -> Array:  # (n,) or (n, d) -> (n, d)
+    """States to predict at, checked."""
+    x = arrays.floating(arrays.take(owner, "states", x))
+    checks.ndim(owner, "states", x, (1, 2), "(n, d)")
+    x = arrays.columns(x)
+    checks.finite(owner, "state", x)
+    return x
+
+
+def transitions(owner: str, X: object) -> Transitions:
+    """X itself, if it is Transitions."""
+    if not isinstance(X, Transitions):
+        checks.fail(
+            owner,
+            "X must be Transitions",
+            type(X).__name__,
+            "Build one with Transitions(states, rewards, next_states, terminated).",
+            TypeError,
+        )
+    return X
+
+
+def joined(kept: list[Rows]) -> Rows:
+    """All rows in order."""
+    if len(kept) == 1:
+        return kept[0]
+    xp = arrays.namespace(kept[0].points)
+    return Rows(
+        xp.concat([r.points for r in kept], axis=0),
+        xp.concat([r.rewards for r in kept]),
+        xp.concat([r.starts for r in kept]),
+        tuple(
+            (xp.concat([c for c, _ in parts]), xp.concat([z for _, z in parts], axis=0))
+            for parts in zip(*(r.following for r in kept), strict=True)
+        ),
+    )
