@@ -91,8 +91,8 @@ class Watched(PPO):
 @pytest.mark.parametrize("entropy_bonus", [0.0, 0.02])
 @pytest.mark.parametrize("value_clip", [None, 0.05])
 def test_one_update_is_the_papers(entropy_bonus, value_clip):
-    """Two passes over one full batch, written out with torch.optim.Adam and torch.distributions."""
-    agent = Watched(n_steps=40, n_epochs=2, batch_size=40, entropy_bonus=entropy_bonus,
+    """Passes over one full batch, written out with torch.optim.Adam and torch.distributions."""
+    agent = Watched(n_steps=40, n_epochs=5, batch_size=40, entropy_bonus=entropy_bonus,
                     value_clip=value_clip, learning_rate=0.01, clip=0.01, rng=3)  # fmt: skip
     before = {}
     original = FlatAdam.step
@@ -109,7 +109,7 @@ def test_one_update_is_the_papers(entropy_bonus, value_clip):
     network.load_state_dict(before["network"])
     actor, critic = network[0], network[1]
     adam = torch.optim.Adam(network.parameters(), lr=0.01, eps=1e-5)
-    for _ in range(2):
+    for _ in range(5):
         law = torch.distributions.Categorical(logits=actor(data.inputs))
         ratio = (law.log_prob(data.actions[:, 0]) - data.logprob).exp()
         a = data.advantage
@@ -124,6 +124,8 @@ def test_one_update_is_the_papers(entropy_bonus, value_clip):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
         adam.step()
+    gradient = torch.cat([p.grad.flatten() for p in network.parameters()])  # Adam hides its scale
+    torch.testing.assert_close(agent._adam.gradient, gradient, **tolerance("float32"))
     for name, x in network.state_dict().items():
         assert not torch.equal(x, before["network"][name])
         torch.testing.assert_close(after[name], x, **tolerance("float32"))
@@ -131,7 +133,7 @@ def test_one_update_is_the_papers(entropy_bonus, value_clip):
 
 def test_advantages_are_those_of_the_valid_rows_alone():
     """NEXT_STEP reset rows of a vector env reach neither the rollout nor the advantages."""
-    envs = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
+    envs = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync", max_episode_steps=20)
     agent = Watched(n_steps=100, whiten_advantages=False, n_epochs=1, rng=0).fit(envs, 250)
     steps, critic, data = agent._seen[0]
 
@@ -140,6 +142,8 @@ def test_advantages_are_those_of_the_valid_rows_alone():
 
     valid = column("valid")
     assert not valid.all(), "the rollout must hold reset rows for the test to mean anything"
+    assert column("truncated").any()
+    assert column("terminated").any()
     assert len(data.value) == valid.sum()
     np.testing.assert_array_equal(data.inputs.numpy(), column("observations")[valid])
     with torch.no_grad():
