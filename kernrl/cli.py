@@ -44,14 +44,14 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
         except USER_ERRORS as error:
             if os.environ.get("KERNRL_DEBUG"):
                 raise
-            _complain(" ".join(str(error).split()) or type(error).__name__)
+            _complain(str(error) or type(error).__name__)
             raise typer.Exit(WRONG_INPUT) from None
 
     return inner
 
 
 def _complain(text: str) -> None:
-    typer.echo(f"kernrl: {text}", err=True)
+    typer.echo(f"kernrl: {' '.join(text.split())}", err=True)
 
 
 def _version(wanted: bool) -> None:

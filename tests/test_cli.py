@@ -87,7 +87,7 @@ def test_a_failed_cell_is_exit_code_one(tmp_path):
     path.write_text(tomli_w.dumps(toy(agent, seeds=1)))
     got = call("run", path, "--out", tmp_path / "runs", "--quick", "--no-report")
     assert got.exit_code == 1
-    assert "kernrl: 1 of 1 cells failed: ArithmeticError: the sum is off" in got.stderr
+    assert "kernrl: 1 of 1 cells failed: ArithmeticError: the sum is off and this" in got.stderr
     assert "run     " in got.stdout
 
 

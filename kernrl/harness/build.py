@@ -68,8 +68,8 @@ def instance(path: str, params: Mapping[str, Any], owner: str = "build") -> Any:
     if not callable(kind):
         checks.fail(owner, f"{path!r} must be a class", type(kind).__name__, error=TypeError)
     known = _parameters(kind)
-    unknown = [key for key in params if known is not None and key not in known]
-    if unknown:
+    unknown = [] if known is None else [key for key in params if key not in known]
+    if known is not None and unknown:
         cure = _guess(unknown[0], known) or f"It takes {', '.join(known) or 'nothing'}."
         rule = f"{path.rpartition('.')[2]} has no parameter {unknown[0]!r}"
         checks.fail(owner, rule, cure=cure, error=TypeError)
@@ -97,6 +97,6 @@ def _siblings(module: str) -> list[str]:
     return [found.name for found in pkgutil.iter_modules(places)]
 
 
-def _guess(word: str, known: Iterable[str] | None) -> str:
-    close = difflib.get_close_matches(word, list(known or ()), n=1)
+def _guess(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -34,7 +34,7 @@ DARK = {
 DASHES = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.5, 1.4, 1.5)))
 MARKERS = "osD^vP"
 
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -63,7 +63,8 @@ STYLE = {
 
 def style() -> AbstractContextManager[None]:
     """Matplotlib's settings for the time of drawing; the user's own come back afterwards."""
-    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "Agg"})
+    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "backend": "Agg"}
+    return matplotlib.rc_context(settings)
 
 
 class Looks:

@@ -60,7 +60,7 @@ class Run:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """manifest.json."""
-        return read_json(self.folder / "manifest.json")
+        return dict(read_json(self.folder / "manifest.json"))
 
     @cached_property
     def cells(self) -> list[dict[str, Any]]:
@@ -168,7 +168,9 @@ def _plain(value: Any) -> Any:
     return f"{value:.10g}" if isinstance(value, float) else value
 
 
-def long_table(folder: Path, run_id: str, cells: Iterable[Mapping[str, Any]]) -> Iterator[dict]:
+def long_table(
+    folder: Path, run_id: str, cells: Iterable[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """The rows of all finished cells, with the run's and cell's ids."""
     for cell in cells:
         if cell["status"] == "done":

@@ -62,6 +62,10 @@ KINDS = {
     "seeds": "Final scores, run by run",
     "profile": "Performance profile",
 }
+RUN_COLUMNS = (
+    *("id", "env", "agent", "seed", "status", "score", "steps", "updates"),
+    *("cpu_s", "wall_s", "peak_memory_mib", "hash", "error"),
+)
 
 
 def _pictures(results: list[Result]) -> Iterator[tuple[str, tuple[str, bytes]]]:
@@ -85,9 +89,8 @@ def _pictures(results: list[Result]) -> Iterator[tuple[str, tuple[str, bytes]]]:
 def _tables(folder: Path, run: Run, results: list[Result]) -> Iterator[Path]:
     rows = [result.row() for result in results]
     yield _table(folder / "scores.csv", rows)
-    keys = ("id", "env", "agent", "seed", "status", "score", "steps", "updates")
-    keys += ("cpu_s", "wall_s", "peak_memory_mib", "hash", "error")
-    yield _table(folder / "runs.csv", [{key: cell.get(key) for key in keys} for cell in run.cells])
+    runs = [{key: cell.get(key) for key in RUN_COLUMNS} for cell in run.cells]
+    yield _table(folder / "runs.csv", runs)
     yield _table(folder / "curves.csv", list(_curve_rows(results)))
 
 
