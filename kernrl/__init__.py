@@ -22,6 +22,7 @@ for _room, _names in {
     "kernrl.data.replay": "Replay",
     "kernrl.agent": "Agent",
     "kernrl.value.lstd": "KLSTD KLSTDQ",
+    "kernrl.value.regularised": "RegularisedLSTD RegularisedLSTDQ",
     "kernrl.control.klspi": "KLSPI",
     "kernrl.control.kernel_q_learning": "KernelQLearning",
     "kernrl.deep.ppo": "PPO",

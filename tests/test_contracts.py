@@ -23,6 +23,7 @@ from kernrl.deep.ppo import PPO
 from kernrl.kernels import base, dot, state_action, stationary
 from kernrl.kernels.base import Kernel
 from kernrl.value.lstd import KLSTD, KLSTDQ
+from kernrl.value.regularised import RegularisedLSTD, RegularisedLSTDQ
 
 RBF, Delta = stationary.RBF, base.Delta
 
@@ -117,6 +118,25 @@ def test_klstdq(form: str, walk: Transitions) -> None:
     contracts.check_estimator(estimator, walk, lambda t: (t.states, t.actions))
 
 
+# What predicts V from states: name -> a fresh estimator.
+ESTIMATORS: dict[str, Callable[[], Any]] = {
+    "RegularisedLSTD": lambda: RegularisedLSTD(RBF("median"), 0.9),
+    "RegularisedLSTD Nystroem": lambda: RegularisedLSTD(
+        RBF("median"), 0.9, features=Nystroem(n_components=15, rng=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimator(name: str, walk: Transitions) -> None:
+    contracts.check_estimator(ESTIMATORS[name](), walk)
+
+
+def test_regularised_lstdq(walk: Transitions) -> None:
+    estimator = RegularisedLSTDQ(state_action.StateAction(RBF("median")), push_right, 0.9)
+    contracts.check_estimator(estimator, walk, lambda t: (t.states, t.actions))
+
+
 # ---------------------------------------------------------------- agents
 
 AGENTS: dict[str, tuple[Callable[[], Agent], str]] = {
@@ -145,6 +165,8 @@ COVERED = {
     *(type(make()) for make in FEATURES.values()),
     KLSTD,
     KLSTDQ,
+    RegularisedLSTDQ,
+    *(type(make()) for make in ESTIMATORS.values()),
     *(type(make()) for make, _ in AGENTS.values()),
 }
 # Bases, and things that are no kernel, feature map, estimator or agent.

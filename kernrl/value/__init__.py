@@ -1,7 +1,12 @@
-"""Prediction: fit(transitions) → predict(states). Kernel LSTD for V and for Q."""
+"""Prediction: fit(transitions) → predict(states). Kernel LSTD for V and for Q, and its cousins."""
 
 from kernrl._lazy import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"KLSTD": "kernrl.value.lstd", "KLSTDQ": "kernrl.value.lstd"}
-)
+_TABLE: dict[str, str] = {}
+for _file, _names in {
+    "lstd": "KLSTD KLSTDQ",
+    "regularised": "RegularisedLSTD RegularisedLSTDQ",
+}.items():
+    _TABLE |= dict.fromkeys(_names.split(), f"kernrl.value.{_file}")
+
+__getattr__, __dir__, __all__ = attach(__name__, _TABLE)
