@@ -12,7 +12,8 @@ from sklearn.base import BaseEstimator
 from kernrl import arrays, checks
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
-from kernrl.value.system import FeatureSystem, Rows, solve_exact, values
+from kernrl.value import iterative
+from kernrl.value.system import FeatureSystem, Rows, values
 
 Array = Any
 
@@ -30,6 +31,7 @@ class KernelEstimator(BaseEstimator):
     features: Any
     trace_decay: float = 0.0  # estimators without traces leave it
     device: str
+    solver: str = "auto"
 
     def fit(self, X: Transitions | Iterable[Transitions], y: None = None) -> Self:
         """Learn from transitions, or from an iterable of chunks of them (out of core).
@@ -96,6 +98,7 @@ class KernelEstimator(BaseEstimator):
         checks.real(owner, "ridge", self.ridge, at_least=0.0)
         checks.real(owner, "trace_decay", self.trace_decay, at_least=0.0, at_most=1.0)
         checks.choice(owner, "device", self.device, ("auto", "cpu", "cuda"))
+        checks.choice(owner, "solver", self.solver, iterative.SOLVERS)
 
     def _chunks(self, X: Any) -> Iterator[Rows]:
         """Rows chunk by chunk; the first chunks are joined until features can be fitted on them."""
@@ -126,7 +129,7 @@ class KernelEstimator(BaseEstimator):
         return Transitions(**moved)
 
     def _forget(self) -> None:
-        for name in ("weights_", "features_", "kernel_", "support_", "_system", "_kept"):
+        for name in ("weights_", "features_", "kernel_", "support_", "solver_", "_system", "_kept"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -168,13 +171,20 @@ class KernelEstimator(BaseEstimator):
 
     def _solve_rows(self, rows: Rows) -> None:
         """Set weights_ (and support_, where it is not the rows' points) in the exact form."""
-        self.weights_ = solve_exact(
-            self.kernel_, rows, self.gamma, self.ridge, self.trace_decay, owner=self._owner
+        self.weights_, self.solver_ = iterative.solve(
+            self.kernel_,
+            rows,
+            self.gamma,
+            self.ridge,
+            self.trace_decay,
+            solver=self.solver,
+            owner=self._owner,
         )
 
     def _solve_system(self, system: FeatureSystem) -> None:
         """Set weights_ in the feature form."""
         self.weights_ = system.solve(self.ridge, owner=self._owner)
+        self.solver_ = iterative.DIRECT
 
     def _values(self, z: Array) -> Array:  # (n, d) -> (n,)
         if z.shape[1] != self.n_features_in_:

@@ -27,9 +27,11 @@ class KLSTD(KernelEstimator):
     features: None for the exact form, O(n³) work and 24n² bytes; Nystroem or RandomFeatures for
     O(n m²) work and O(m²) memory. trace_decay: λ of TD(λ); above 0, rows must be in time order.
     device: "auto", "cpu" or "cuda".
+    solver: of the exact form, "auto", "direct" (LU) or "iterative" (GMRES with landmarks as its
+    preconditioner: O(n²) work a step, no n×n stored, relative residual 1e-8); see value.iterative.
 
     Learnt: weights_ (n,) or (m,), support_ (points the weights belong to, None for random
-    features), kernel_, features_, n_transitions_.
+    features), kernel_, features_, n_transitions_, solver_ (how it was solved, with the residual).
 
     >>> import numpy as np
     >>> from kernrl.kernels.base import Delta
@@ -46,6 +48,7 @@ class KLSTD(KernelEstimator):
         features: Any = None,
         trace_decay: float = 0.0,
         device: str = "auto",
+        solver: str = "auto",
     ) -> None:
         self.kernel = kernel
         self.gamma = gamma
@@ -53,6 +56,7 @@ class KLSTD(KernelEstimator):
         self.features = features
         self.trace_decay = trace_decay
         self.device = device
+        self.solver = solver
 
     def _rows(self, t: Transitions) -> Rows:
         return state_rows(t)
@@ -84,6 +88,7 @@ class KLSTDQ(KernelEstimator):
         features: Any = None,
         trace_decay: float = 0.0,
         device: str = "auto",
+        solver: str = "auto",
     ) -> None:
         self.kernel = kernel
         self.policy = policy
@@ -92,6 +97,7 @@ class KLSTDQ(KernelEstimator):
         self.features = features
         self.trace_decay = trace_decay
         self.device = device
+        self.solver = solver
 
     def predict(self, states: Array, actions: Array = None) -> Array:  # (n, d), (n[, p]) -> (n,)
         """Q(s, a) for each row; without `actions`, `states` holds rows (s, a) already."""

@@ -94,7 +94,7 @@ class FeatureSystem:
     def solve(self, ridge: float, *, owner: str) -> Array:  # -> (m,)
         """w = (A + nλI)⁻¹ b. Warns when the condition leaves few digits, raises when singular."""
         assert self.matrix is not None and self.target is not None, "solve before add"
-        return linalg.solve(_ridged(self.matrix, self.n * ridge), self.target, owner=owner)
+        return linalg.solve(ridged(self.matrix, self.n * ridge), self.target, owner=owner)
 
 
 def solve_exact(
@@ -109,7 +109,7 @@ def solve_exact(
     checks.memory(
         owner,
         f"the exact system of {n} rows",
-        3.0 * 8.0 * n * n,
+        direct_bytes(n),
         arrays.available_bytes(points),
         "Pass features=Nystroem(n_components=1000), which needs memory for m×m only.",
     )
@@ -125,10 +125,16 @@ def solve_exact(
     if gamma * trace_decay:
         matrix = discounted_ahead(matrix, rows.starts, gamma * trace_decay)
         target = discounted_ahead(target[:, None], rows.starts, gamma * trace_decay)[:, 0]
-    return linalg.solve(_ridged(matrix, n * ridge), target, owner=owner)
+    return linalg.solve(ridged(matrix, n * ridge), target, owner=owner)
 
 
-def _ridged(matrix: Array, amount: float) -> Array:
+def direct_bytes(n: int) -> float:
+    """Memory of the exact system solved by LU: the matrix, its factor, and one of their size."""
+    return 3.0 * 8.0 * n * n
+
+
+def ridged(matrix: Array, amount: float) -> Array:  # (m, m) -> (m, m)
+    """matrix + amount·I."""
     xp = arrays.namespace(matrix)
     return matrix + amount * xp.eye(
         matrix.shape[0], dtype=matrix.dtype, device=arrays.device(matrix)
