@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,33 @@ def read(path: Any) -> Transitions:
 
 
 def chunks(path: Any, n_rows: int = 65_536) -> Iterator[Transitions]:
-    """The rows of a file, up to `n_rows` at a time: for data larger than memory.
+    """The rows of a file, or of a folder's `*.parquet` in order of name, up to `n_rows` at a time.
 
-    An episode that crosses from one chunk into the next keeps its id in both.
+    For data larger than memory: `KLSTD(...).fit(chunks(folder))`. An episode that crosses from one
+    chunk of a file into the next keeps its id in both; episodes of different files differ.
     """
     n_rows = checks.integer("chunks", "n_rows", n_rows, at_least=1)
-    pa, file, layout = _open(path)
-    for batch in file.iter_batches(n_rows):
-        yield _rows(pa.Table.from_batches([batch]), layout)
+    first_id = 0
+    for each in _files(path):
+        pa, file, layout = _open(each)
+        top = first_id - 1
+        for batch in file.iter_batches(n_rows):
+            part = _rows(pa.Table.from_batches([batch]), layout)
+            if first_id:
+                part = part.replace(episode=part.episode + first_id)
+            top = max(top, int(part.episode.max()))
+            yield part
+        first_id = top + 1
+
+
+def _files(path: Any) -> list[Path]:
+    """The file itself, or the parquet files of a folder."""
+    if not Path(path).is_dir():
+        return [Path(path)]
+    found = sorted(Path(path).glob("*.parquet"))
+    if not found:
+        checks.fail("chunks", "the folder must hold files *.parquet", f"none in {str(path)!r}")
+    return found
 
 
 def _open(path: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -138,6 +138,26 @@ def test_chunks(tmp_path):
         np.testing.assert_array_equal(joined, getattr(t, name))
 
 
+def test_chunks_of_a_folder(tmp_path):
+    """Files in order of name, each chunk in one file, no two episodes with one id."""
+    t = make(10)
+    for name, rows in (("b", slice(6, 10)), ("a", slice(0, 6))):
+        t[rows].replace(episode=np.zeros(rows.stop - rows.start, int)).to_parquet(
+            tmp_path / f"{name}.parquet"
+        )
+    (tmp_path / "notes.txt").write_text("not data")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    parts = list(parquet.chunks(tmp_path, 4))
+    assert [part.n for part in parts] == [4, 2, 4]
+    np.testing.assert_array_equal(np.concatenate([part.states for part in parts]), t.states)
+    assert [part.episode[0] for part in parts] == [0, 0, 1]
+    with pytest.raises(
+        ValueError, match=r"chunks: the folder must hold files \*.parquet, got none"
+    ):
+        list(parquet.chunks(empty))
+
+
 def test_an_interrupted_write_leaves_the_old_rows(tmp_path, monkeypatch):
     import pyarrow.parquet as pq
 

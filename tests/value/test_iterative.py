@@ -7,6 +7,8 @@ import pytest
 from tolerances import tolerance
 
 from kernrl import arrays, checks
+from kernrl.approx.nystroem import Nystroem
+from kernrl.data import parquet
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Delta
 from kernrl.kernels.state_action import StateAction
@@ -167,3 +169,18 @@ def test_bad_choices():
 def test_the_report_is_a_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         iterative.DIRECT.method = "other"
+
+
+# ---------------------------------------------------------------- larger than memory
+
+
+@pytest.mark.parametrize("features", [None, Nystroem(n_components=20, rng=0)])
+def test_a_folder_of_parquet_files_is_one_fit(tmp_path, features):
+    t = walk(90)
+    for k in range(3):
+        t[30 * k : 30 * (k + 1)].to_parquet(tmp_path / f"part-{k}.parquet")
+    td = KLSTD(RBF(1.0), 0.9, features=features)
+    whole = td.fit(t[:90]).predict(t.states)
+    chunked = td.fit(parquet.chunks(tmp_path, n_rows=70))
+    assert chunked.n_transitions_ == 90
+    np.testing.assert_allclose(chunked.predict(t.states), whole, **tolerance("closed form"))
