@@ -22,7 +22,10 @@ from kernrl.data.transitions import Transitions
 from kernrl.deep.ppo import PPO
 from kernrl.kernels import base, dot, state_action, stationary
 from kernrl.kernels.base import Kernel
+from kernrl.value.averagers import KernelAverager
+from kernrl.value.factorisation import StochasticFactorisation
 from kernrl.value.lstd import KLSTD, KLSTDQ
+from kernrl.value.occupancy import SuccessorRepresentation
 from kernrl.value.regularised import RegularisedLSTD, RegularisedLSTDQ
 
 RBF, Delta = stationary.RBF, base.Delta
@@ -124,6 +127,9 @@ ESTIMATORS: dict[str, Callable[[], Any]] = {
     "RegularisedLSTD Nystroem": lambda: RegularisedLSTD(
         RBF("median"), 0.9, features=Nystroem(n_components=15, rng=2)
     ),
+    "KernelAverager": lambda: KernelAverager(RBF("median"), 0.9),
+    "StochasticFactorisation": lambda: StochasticFactorisation(RBF("median"), 0.9, 15, rng=1),
+    "SuccessorRepresentation": lambda: SuccessorRepresentation(RBF("median"), 0.9),
 }
 
 

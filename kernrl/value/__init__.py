@@ -5,6 +5,9 @@ from kernrl._lazy import attach
 _TABLE: dict[str, str] = {}
 for _file, _names in {
     "lstd": "KLSTD KLSTDQ",
+    "averagers": "KernelAverager",
+    "factorisation": "StochasticFactorisation",
+    "occupancy": "SuccessorRepresentation",
     "regularised": "RegularisedLSTD RegularisedLSTDQ",
 }.items():
     _TABLE |= dict.fromkeys(_names.split(), f"kernrl.value.{_file}")

@@ -20,7 +20,7 @@ from kernrl.kernels.base import Kernel
 from kernrl.kernels.gram import gram
 from kernrl.value.estimator import KernelEstimator, points
 from kernrl.value.pair_rows import pair_rows, points_of_pairs
-from kernrl.value.system import FeatureSystem, Rows, state_rows
+from kernrl.value.system import FeatureSystem, Rows, ridged, state_rows
 
 Array = Any
 
@@ -157,11 +157,13 @@ def solve_nested(
     """
     n, z = len(rows), rows.points
     cure = "Pass features=Nystroem(n_components=1000), which needs memory for m×m only."
-    checks.memory(owner, f"the nested system of {n} rows", 48.0 * n * n, _free(z), cure)
+    checks.memory(
+        owner, f"the nested system of {n} rows", 48.0 * n * n, arrays.available_bytes(z), cure
+    )
     xp = arrays.namespace(z)
     z, following = _wide(xp, z), [(_wide(xp, c), _wide(xp, x)) for c, x in rows.following]
     k = gram(kernel, z)
-    factor = linalg.cholesky(_ridged(xp, k, n * backup_ridge), owner=owner).lower
+    factor = linalg.cholesky(ridged(k, n * backup_ridge), owner=owner).lower
     ahead = sum(c[:, None] * gram(kernel, x, z) for c, x in following)  # K'
     cross = k @ linalg.solve_cholesky(factor, ahead)  # EK'
     smooth = k @ linalg.solve_cholesky(factor, _between(kernel, following))  # EK''
@@ -170,7 +172,7 @@ def solve_nested(
     products = k - gamma * (cross + xp.matrix_transpose(cross)) + gamma**2 * twice
     products = (products + xp.matrix_transpose(products)) / 2
     rewards = k @ linalg.solve_cholesky(factor, _wide(xp, rows.rewards))
-    outer = linalg.cholesky(_ridged(xp, products, n * ridge), owner=owner).lower
+    outer = linalg.cholesky(ridged(products, n * ridge), owner=owner).lower
     beta = linalg.solve_cholesky(outer, rewards)
     behind = -gamma * (k @ linalg.solve_cholesky(factor, beta))
     return NestedSolution(
@@ -199,12 +201,12 @@ class NestedSystem(FeatureSystem):
         assert self.gram is not None and self.matrix is not None, "solve before add"
         xp = arrays.namespace(self.gram)
         gram = (self.gram + xp.matrix_transpose(self.gram)) / 2
-        inner = linalg.cholesky(_ridged(xp, gram, self.n * backup_ridge), owner=owner).lower
-        backup = linalg.solve_cholesky(inner, _ridged(xp, self.matrix, self.n * backup_ridge))
+        inner = linalg.cholesky(ridged(gram, self.n * backup_ridge), owner=owner).lower
+        backup = linalg.solve_cholesky(inner, ridged(self.matrix, self.n * backup_ridge))
         weighted = xp.matrix_transpose(backup) @ gram  # BᵀG
         products = weighted @ backup
         products = (products + xp.matrix_transpose(products)) / 2
-        outer = linalg.cholesky(_ridged(xp, products, self.n * ridge), owner=owner).lower
+        outer = linalg.cholesky(ridged(products, self.n * ridge), owner=owner).lower
         target = weighted @ linalg.solve_cholesky(inner, self.target)
         return linalg.solve_cholesky(outer, target)
 
@@ -218,11 +220,3 @@ def _between(kernel: Kernel, following: list[tuple[Array, Array]]) -> Array:  # 
 
 def _wide(xp: Any, x: Array) -> Array:
     return xp.astype(x, xp.float64, copy=False)
-
-
-def _ridged(xp: Any, a: Array, amount: float) -> Array:
-    return a + amount * xp.eye(a.shape[0], dtype=a.dtype, device=arrays.device(a))
-
-
-def _free(x: Array) -> float:
-    return arrays.available_bytes(x)
