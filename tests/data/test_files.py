@@ -141,17 +141,16 @@ def test_chunks(tmp_path):
 def test_chunks_of_a_folder(tmp_path):
     """Files in order of name, each chunk in one file, no two episodes with one id."""
     t = make(10)
-    for name, rows in (("b", slice(6, 10)), ("a", slice(0, 6))):
-        t[rows].replace(episode=np.zeros(rows.stop - rows.start, int)).to_parquet(
-            tmp_path / f"{name}.parquet"
-        )
+    t[6:10].replace(episode=[0, 0, 1, 2]).to_parquet(tmp_path / "b.parquet")
+    t[0:6].replace(episode=[0, 0, 0, 1, 2, 2]).to_parquet(tmp_path / "a.parquet")
     (tmp_path / "notes.txt").write_text("not data")
-    empty = tmp_path / "empty"
-    empty.mkdir()
     parts = list(parquet.chunks(tmp_path, 4))
     assert [part.n for part in parts] == [4, 2, 4]
     np.testing.assert_array_equal(np.concatenate([part.states for part in parts]), t.states)
-    assert [part.episode[0] for part in parts] == [0, 0, 1]
+    ids = np.concatenate([part.episode for part in parts])
+    assert ids.tolist() == [0, 0, 0, 1, 2, 2, 3, 3, 4, 5]
+    empty = tmp_path / "empty"
+    empty.mkdir()
     with pytest.raises(
         ValueError, match=r"chunks: the folder must hold files \*.parquet, got none"
     ):
