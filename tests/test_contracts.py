@@ -24,6 +24,8 @@ from kernrl.kernels import base, dot, state_action, stationary
 from kernrl.kernels.base import Kernel
 from kernrl.value.averagers import KernelAverager
 from kernrl.value.factorisation import StochasticFactorisation
+from kernrl.value.gptd import GPTD
+from kernrl.value.gptd_ensemble import GPTDEnsemble
 from kernrl.value.lstd import KLSTD, KLSTDQ
 from kernrl.value.occupancy import SuccessorRepresentation
 from kernrl.value.regularised import RegularisedLSTD, RegularisedLSTDQ
@@ -143,6 +145,22 @@ def test_regularised_lstdq(walk: Transitions) -> None:
     contracts.check_estimator(estimator, walk, lambda t: (t.states, t.actions))
 
 
+@pytest.mark.parametrize("noise_model", ["returns", "white"])
+@pytest.mark.parametrize("form", [*FORMS, "dictionary"])
+def test_gptd(form: str, noise_model: str, walk: Transitions) -> None:
+    dictionary = Dictionary(threshold=0.05) if form == "dictionary" else None
+    features = None if dictionary else FORMS[form]()
+    contracts.check_estimator(
+        GPTD(RBF("median"), 0.9, 0.5, noise_model, dictionary, features, mean=2.0), walk
+    )
+
+
+def test_gptd_ensemble(walk: Transitions) -> None:
+    kernels = [RBF("median"), 3.0 * stationary.Matern(0.5)]
+    features = RandomFeatures(n_components=40, rng=2)
+    contracts.check_estimator(GPTDEnsemble(kernels, 0.9, 0.5, features=features), walk)
+
+
 # ---------------------------------------------------------------- agents
 
 AGENTS: dict[str, tuple[Callable[[], Agent], str]] = {
@@ -171,6 +189,8 @@ COVERED = {
     *(type(make()) for make in FEATURES.values()),
     KLSTD,
     KLSTDQ,
+    GPTD,
+    GPTDEnsemble,
     RegularisedLSTDQ,
     *(type(make()) for make in ESTIMATORS.values()),
     *(type(make()) for make, _ in AGENTS.values()),

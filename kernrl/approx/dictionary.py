@@ -90,22 +90,17 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def offer(self, x: Array) -> Admission:  # (d,)
         """Admit x or represent it by the atoms. O(md + m²)."""
-        x = np.asarray(x, dtype=np.float64)
-        if not hasattr(self, "factor_"):
-            self.reset(np.zeros((0, x.size)))
-        if x.shape != self._shape:
-            checks.fail("Dictionary", f"x must have shape {self._shape}", checks.shape(x))
-        if not math.isfinite(float(x @ x)):
-            checks.finite("Dictionary", "x", x, unit="column", cure="Drop or repair the point.")
-        own = self._own(x)
-        half = self.factor_.half_solve(self.kernel_.row(x, self.atoms_))
-        residual = own - float(half @ half)
-        if residual <= self._least * own or self._is_closed():
+        half, residual, index = self._consider(x)
+        if index is None:
             return Admission(None, False, self.factor_.finish_solve(half), max(residual, 0.0))
-        index = self._admit(x, half, residual, own)
         coefficients = np.zeros(index + 1)
         coefficients[index] = 1.0
         return Admission(index, True, coefficients, residual)
+
+    def offer_whitened(self, x: Array) -> np.ndarray:  # (d,) -> (m,)
+        """Admit x or not, and give φ(x) = L⁻¹k_D(x) as `transform` does: one solve, not two."""
+        half, residual, index = self._consider(x)
+        return half if index is None else np.append(half, math.sqrt(residual))
 
     def representation(self, j: int) -> np.ndarray:  # -> (m − 1,)
         """a with k(zⱼ, ·) ≈ Σ_{i≠j} aᵢ k(zᵢ, ·), the projection on the other atoms. O(m²)."""
@@ -247,6 +242,22 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         checks.real("Dictionary", "threshold", self.threshold, at_least=0.0, below=1.0)
         if self.max_size is not None:
             checks.integer("Dictionary", "max_size", self.max_size, at_least=1)
+
+    def _consider(self, x: Array) -> tuple[np.ndarray, float, int | None]:
+        """L⁻¹k_D(x) and δ over the atoms before x came, and the index of x if it was admitted."""
+        x = np.asarray(x, dtype=np.float64)
+        if not hasattr(self, "factor_"):
+            self.reset(np.zeros((0, x.size)))
+        if x.shape != self._shape:
+            checks.fail("Dictionary", f"x must have shape {self._shape}", checks.shape(x))
+        if not math.isfinite(float(x @ x)):
+            checks.finite("Dictionary", "x", x, unit="column", cure="Drop or repair the point.")
+        own = self._own(x)
+        half = self.factor_.half_solve(self.kernel_.row(x, self.atoms_))
+        residual = own - float(half @ half)
+        if residual <= self._least * own or self._is_closed():
+            return half, residual, None
+        return half, residual, self._admit(x, half, residual, own)
 
     def _own(self, x: np.ndarray) -> float:
         """k(x, x), without the checks of `kernel.diagonal`."""

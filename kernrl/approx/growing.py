@@ -41,6 +41,13 @@ class GrowingCholesky:
         if gram is not None:
             self.refactor(gram)
 
+    @classmethod
+    def from_lower(cls, lower: Array) -> GrowingCholesky:
+        """The factor L (m, m) itself, already computed; it is copied."""
+        made = cls()
+        made._adopt(np.asarray(lower, dtype=np.float64))
+        return made
+
     @property
     def size(self) -> int:
         """The number of points m."""

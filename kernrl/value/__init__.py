@@ -4,6 +4,9 @@ from kernrl._lazy import attach
 
 _TABLE: dict[str, str] = {}
 for _file, _names in {
+    "gptd": "GPTD",
+    "gptd_ensemble": "GPTDEnsemble",
+    "hyperparameters": "maximise_likelihood",
     "lstd": "KLSTD KLSTDQ",
     "averagers": "KernelAverager",
     "factorisation": "StochasticFactorisation",
