@@ -28,6 +28,7 @@ for _room, _names in {
     "kernrl.value.averagers": "KernelAverager",
     "kernrl.value.factorisation": "StochasticFactorisation",
     "kernrl.value.occupancy": "SuccessorRepresentation",
+    "kernrl.value.recursive": "RecursiveKLSTD",
     "kernrl.value.regularised": "RegularisedLSTD RegularisedLSTDQ",
     "kernrl.control.klspi": "KLSPI",
     "kernrl.control.kernel_q_learning": "KernelQLearning",

@@ -28,6 +28,7 @@ from kernrl.value.gptd import GPTD
 from kernrl.value.gptd_ensemble import GPTDEnsemble
 from kernrl.value.lstd import KLSTD, KLSTDQ
 from kernrl.value.occupancy import SuccessorRepresentation
+from kernrl.value.recursive import RecursiveKLSTD
 from kernrl.value.regularised import RegularisedLSTD, RegularisedLSTDQ
 
 RBF, Delta = stationary.RBF, base.Delta
@@ -131,6 +132,10 @@ ESTIMATORS: dict[str, Callable[[], Any]] = {
     ),
     "KernelAverager": lambda: KernelAverager(RBF("median"), 0.9),
     "StochasticFactorisation": lambda: StochasticFactorisation(RBF("median"), 0.9, 15, rng=1),
+    "RecursiveKLSTD": lambda: RecursiveKLSTD(RBF("median"), 0.9),
+    "RecursiveKLSTD window": lambda: RecursiveKLSTD(
+        RBF("median"), 0.9, features=Nystroem(n_components=15, rng=2), window=40
+    ),
     "SuccessorRepresentation": lambda: SuccessorRepresentation(RBF("median"), 0.9),
 }
 

@@ -11,6 +11,7 @@ for _file, _names in {
     "averagers": "KernelAverager",
     "factorisation": "StochasticFactorisation",
     "occupancy": "SuccessorRepresentation",
+    "recursive": "RecursiveKLSTD",
     "regularised": "RegularisedLSTD RegularisedLSTDQ",
 }.items():
     _TABLE |= dict.fromkeys(_names.split(), f"kernrl.value.{_file}")
