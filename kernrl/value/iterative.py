@@ -25,6 +25,7 @@ import numpy as np
 from kernrl import arrays, checks, linalg
 from kernrl.approx.nystroem import Nystroem
 from kernrl.kernels.gram import GramOperator
+from kernrl.value.representers import wide
 from kernrl.value.system import Rows, direct_bytes, discounted_ahead, ridged, solve_exact
 
 Array = Any
@@ -105,11 +106,11 @@ class SystemOperator:
     def __init__(
         self, kernel: Any, rows: Rows, gamma: float, ridge: float, trace_decay: float = 0.0
     ) -> None:
-        self.rows = wide = _wide(rows)
+        self.rows = double = wide(rows)
         self.gamma, self.decay = gamma, gamma * trace_decay
         self.shift = len(rows) * ridge
-        self.here = GramOperator(kernel, wide.points)
-        self.ahead = [(c, GramOperator(kernel, z, wide.points)) for c, z in wide.following]
+        self.here = GramOperator(kernel, double.points)
+        self.ahead = [(c, GramOperator(kernel, z, double.points)) for c, z in double.following]
 
     def __matmul__(self, x: Array) -> Array:  # (n,) -> (n,)
         out = self.here @ x
@@ -202,13 +203,3 @@ def _landmarks(owner: str, n: int, available: float) -> int:
 def _bytes(n: int, m: int, vectors: int) -> float:
     """Φ, U and two temporaries of their size, GMRES' directions, and the m×m matrices."""
     return 8.0 * (4.0 * n * m + n * vectors + 4.0 * m * m)
-
-
-def _wide(rows: Rows) -> Rows:
-    xp = arrays.namespace(rows.points)
-
-    def wide(x: Array) -> Array:
-        return xp.astype(x, xp.float64, copy=False)
-
-    following = tuple((wide(c), wide(z)) for c, z in rows.following)
-    return Rows(wide(rows.points), wide(rows.rewards), rows.starts, following)
