@@ -23,7 +23,10 @@ from kernrl.deep.ppo import PPO
 from kernrl.kernels import base, dot, state_action, stationary
 from kernrl.kernels.base import Kernel
 from kernrl.value.averagers import KernelAverager
+from kernrl.value.bellman_loss import MQL
+from kernrl.value.density_ratio import MWL
 from kernrl.value.factorisation import StochasticFactorisation
+from kernrl.value.fqe import KernelFQE
 from kernrl.value.gptd import GPTD
 from kernrl.value.gptd_ensemble import GPTDEnsemble
 from kernrl.value.lstd import KLSTD, KLSTDQ
@@ -150,6 +153,16 @@ def test_regularised_lstdq(walk: Transitions) -> None:
     contracts.check_estimator(estimator, walk, lambda t: (t.states, t.actions))
 
 
+@pytest.mark.parametrize("make", [KernelFQE, MQL, MWL])
+@pytest.mark.parametrize("form", FORMS)
+def test_off_policy(make: Any, form: str, walk: Transitions) -> None:
+    kernel = state_action.StateAction(RBF("median"), RBF(0.5))
+    if form == "random features":
+        kernel = RBF("median")
+    estimator = make(kernel, push_right, 0.9, 1e-2, FORMS[form]())
+    contracts.check_estimator(estimator, walk, lambda t: (t.states, t.actions))
+
+
 @pytest.mark.parametrize("noise_model", ["returns", "white"])
 @pytest.mark.parametrize("form", [*FORMS, "dictionary"])
 def test_gptd(form: str, noise_model: str, walk: Transitions) -> None:
@@ -194,6 +207,9 @@ COVERED = {
     *(type(make()) for make in FEATURES.values()),
     KLSTD,
     KLSTDQ,
+    KernelFQE,
+    MQL,
+    MWL,
     GPTD,
     GPTDEnsemble,
     RegularisedLSTDQ,

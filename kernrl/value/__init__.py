@@ -4,6 +4,9 @@ from kernrl._lazy import attach
 
 _TABLE: dict[str, str] = {}
 for _file, _names in {
+    "bellman_loss": "MQL bellman_scorer kernel_bellman_loss",
+    "density_ratio": "MWL",
+    "fqe": "KernelFQE",
     "gptd": "GPTD",
     "gptd_ensemble": "GPTDEnsemble",
     "hyperparameters": "maximise_likelihood",

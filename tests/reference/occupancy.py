@@ -23,7 +23,7 @@ def population(chain, counts, tenths=9):
 
 
 def occupancy(chain, policy, start):
-    """d_π (n, 2) = (1 − γ) Σ γᵗ P(s_t, a_t) for probabilities `policy` (n, 2), from `start` (n,)."""
+    """d_π (n, 2) = (1 − γ) Σ γᵗ P(s_t, a_t) for probabilities `policy` (n, 2) and `start` (n,)."""
     p = np.einsum("sa,ast->st", policy, chain.p)
     states = np.linalg.solve(np.eye(chain.n) - chain.gamma * p.T, (1 - chain.gamma) * start)
     return states[:, None] * policy

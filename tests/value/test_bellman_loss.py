@@ -85,7 +85,7 @@ class TestStatistics:
         ("args", "kind", "text"),
         [
             (([[0.0]], [1.0]), "U", "the U-statistic needs at least two rows, got 1"),
-            (([[0.0]], [1.0, 2.0]), "V", r"td_errors must have as many rows as points \(1\), got 2"),
+            (([[0.0]], [1.0, 2.0]), "V", r"td_errors must have as many rows as points.*, got 2"),
             (([[0.0]], [np.nan]), "V", "every TD error must be finite, got nan at row 0"),
             (([[0.0]], [[1.0]]), "V", r"td_errors must have shape \(n,\)"),
             (([[0.0]], [1.0]), "W", "statistic must be one of U, V, got 'W'"),

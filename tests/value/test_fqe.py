@@ -95,8 +95,8 @@ class TestMonitor:
     @pytest.mark.parametrize("features", [None, Nystroem(n_components=1)])
     def test_divergence_is_an_error_where_lstdq_has_an_answer(self, features):
         kernel = Linear().on([0])
-        with pytest.raises(ValueError, match=r"KernelFQE: the iteration must contract, got changes "
-                           r"that grow 1.8-fold at iteration \d+. Raise ridge"):  # fmt: skip
+        text = "KernelFQE: the iteration must contract, got changes that grow 1.8-fold at iteration"
+        with pytest.raises(ValueError, match=text):
             KernelFQE(kernel, None, 0.9, 0.0, features).fit(self.doubling())
         solved = KLSTDQ(kernel, None, 0.9, 0.0, features).fit(self.doubling())
         assert solved.predict([[1.0, 0.0]]) == pytest.approx([1 / (1 - 1.8)])
@@ -106,8 +106,10 @@ class TestMonitor:
         assert fqe.converged_ and fqe.rate_ == pytest.approx(0.9)
 
     def test_too_few_rounds_are_told(self):
-        with pytest.warns(checks.ConditionWarning, match=r"the last of 5 iterations changed .* "
-                          r"above the tolerance 1e-06; changes shrink by 0\.\d+ a round"):  # fmt: skip
+        text = (
+            r"last of 5 iterations changed .* above the tolerance 1e-06; changes shrink by 0\.\d+"
+        )
+        with pytest.warns(checks.ConditionWarning, match=text):
             fqe = KernelFQE(KERNEL, mixed, 0.99, n_iterations=5).fit(walk())
         assert not fqe.converged_
         with warnings.catch_warnings():
