@@ -89,9 +89,13 @@ class Agent(BaseEstimator):
         return self
 
     def _interact(self, sampler: Sampler, total_steps: int, watchers: list[_Watcher]) -> None:
-        """The one loop: act, step, observe, update."""
+        """The one loop: act, step, observe, update.
+
+        BLAS keeps to one thread: a step is many small products, whose pool would spin between
+        them (five times the CPU seconds), and bits would depend on the number of cores.
+        """
         returns = self.episode_returns_
-        with _interruptible() as interrupted:
+        with arrays.single_threaded_blas(), _interruptible() as interrupted:
             try:
                 while self.steps_ < total_steps and not interrupted:
                     step = sampler.step(self.act(sampler.observations))
