@@ -33,6 +33,7 @@ from kernrl.value.lstd import KLSTD, KLSTDQ
 from kernrl.value.occupancy import SuccessorRepresentation
 from kernrl.value.recursive import RecursiveKLSTD
 from kernrl.value.regularised import RegularisedLSTD, RegularisedLSTDQ
+from kernrl.value.td import KernelTD
 
 RBF, Delta = stationary.RBF, base.Delta
 
@@ -139,6 +140,10 @@ ESTIMATORS: dict[str, Callable[[], Any]] = {
     "RecursiveKLSTD window": lambda: RecursiveKLSTD(
         RBF("median"), 0.9, features=Nystroem(n_components=15, rng=2), window=40
     ),
+    **{
+        f"KernelTD {how}": lambda how=how: KernelTD(RBF("median"), 0.9, method=how)
+        for how in ("td", "residual", "gtd2", "tdc")
+    },
     "SuccessorRepresentation": lambda: SuccessorRepresentation(RBF("median"), 0.9),
 }
 

@@ -12,10 +12,12 @@ for _file, _names in {
     "hyperparameters": "maximise_likelihood",
     "lstd": "KLSTD KLSTDQ",
     "averagers": "KernelAverager",
+    "divergence": "DivergenceMonitor",
     "factorisation": "StochasticFactorisation",
     "occupancy": "SuccessorRepresentation",
     "recursive": "RecursiveKLSTD",
     "regularised": "RegularisedLSTD RegularisedLSTDQ",
+    "td": "KernelTD",
 }.items():
     _TABLE |= dict.fromkeys(_names.split(), f"kernrl.value.{_file}")
 

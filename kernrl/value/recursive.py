@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import clone
 
-from kernrl import arrays, checks
+from kernrl import checks
 from kernrl.approx.dictionary import Dictionary
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
-from kernrl.value.estimator import KernelEstimator, points, transitions
+from kernrl.value.estimator import KernelEstimator, transitions
+from kernrl.value.online import Online, on_host
 from kernrl.value.running import Block, StaleInverse, Sums, WindowSums, padded
-from kernrl.value.system import ridged, state_rows, values
+from kernrl.value.system import ridged
 
 Array = Any
 
 PRUNE_EVERY = 32  # rows between two prunings: each needs the weights, O(m³) at worst
 
 
-class RecursiveKLSTD(KernelEstimator):
+class RecursiveKLSTD(Online, KernelEstimator):
     """Kernel LSTD(λ) that learns row by row: (A_t + n_t λI) θ = b_t, with a forgetting factor β
 
         A_t = βA_{t−1} + e_t (φ_t − γφ'_t)ᵀ,   b_t = βb_{t−1} + e_t r_t,   n_t = βn_{t−1} + 1.
@@ -51,8 +51,6 @@ class RecursiveKLSTD(KernelEstimator):
     >>> RecursiveKLSTD(Delta(), gamma=0.5, ridge=0.0).fit(t).predict([[0.0], [1.0]])
     array([0.5, 1. ])
     """
-
-    device = "cpu"
 
     def __init__(
         self,
@@ -101,14 +99,7 @@ class RecursiveKLSTD(KernelEstimator):
             self._solution = self._solve()
         return self._solution
 
-    def predict(self, states: Array) -> Array:  # (q, d) -> (q,)
-        """V(s) for each row, in the library of `states`; O(qm)."""
-        checks.fitted(self, "weights_")
-        return self._values(points(self._owner, states))
-
     # ---------------------------------------------------------------- the parts of a fit
-
-    _rows = staticmethod(state_rows)
 
     def _check(self) -> None:
         super()._check()
@@ -126,29 +117,17 @@ class RecursiveKLSTD(KernelEstimator):
                 delattr(self, name)
 
     def _prepare_on(self, states: np.ndarray) -> None:
-        self.n_features_in_, self.n_transitions_ = int(states.shape[1]), 0
-        features = Dictionary() if self.features is None else self.features
-        self.kernel_ = (features.kernel or self.kernel).resolve(states)
-        self._grows = isinstance(features, Dictionary)
-        if self._grows:
-            self.features_ = clone(features).set_params(kernel=self.kernel_)
-            self.features_.reset(states[:0])
-        else:
-            self.features_ = features.with_kernel(self.kernel_).fit(states)
+        self._prepare_features(Dictionary() if self.features is None else self.features, states)
         decay = self.gamma * self.trace_decay
         kind = Sums if self.window is None else WindowSums
         self._sums = kind(decay, self.forgetting if self.window is None else self.window)
-        self._next: np.ndarray | None = None  # the state where the last episode stands, if open
-        self._latest: tuple[bytes, np.ndarray] | None = None  # the last s' and its φ
         self._solver, self._solution = StaleInverse(), None
 
     def _learn(self, X: Any) -> None:
-        t = _on_host(transitions(self._owner, X))
+        t = on_host(transitions(self._owner, X))
         if not hasattr(self, "_sums"):
             self._prepare_on(t.states)
-        width = int(t.states.shape[1])
-        if width != self.n_features_in_:
-            checks.fail(self._owner, f"states must have {self.n_features_in_} columns", width)
+        self._check_width(t.states)
         prunes = self._grows and self.features_.prune is not None
         size = PRUNE_EVERY if prunes else max(len(t), 1)
         for start in range(0, len(t), size):
@@ -158,18 +137,13 @@ class RecursiveKLSTD(KernelEstimator):
                 self._prune()
         self.n_transitions_ += len(t)
 
-    def _continues(self, t: Transitions) -> bool:
-        """Whether the episode of the last call goes on: open, and t begins where it stands."""
-        return self._next is not None and np.array_equal(self._next, t.states[0])
-
     def _learn_block(self, t: Transitions, continues: bool) -> None:
         starts = np.array(t.episode_starts)
         starts[0] = not continues
         phi, ahead = self._features_of(t)
         ahead = np.where(t.terminated[:, None], 0.0, ahead)
         self._sums.add(Block(phi, phi - self.gamma * ahead, t.rewards, starts))
-        ended = bool(t.terminated[-1] | t.truncated[-1])
-        self._next = None if ended else np.array(t.next_states[-1])
+        self._stands_at(t)
         self._solution = None
 
     def _finish(self) -> Self:
@@ -189,26 +163,15 @@ class RecursiveKLSTD(KernelEstimator):
             ahead.append(none if end else self._offered(following))
         return padded(here, self.features_.size), padded(ahead, self.features_.size)
 
-    def _offered(self, x: np.ndarray) -> np.ndarray:
-        """φ(x), x offered to the dictionary; the s' before is the s of now, and known."""
-        key = x.tobytes()
-        if self._latest is None or self._latest[0] != key:
-            self._latest = key, self.features_.offer_whitened(x)
-        return self._latest[1]
-
     def _prune(self) -> None:
-        """Bring the dictionary back to its size; the sums are projected on what is left."""
-        dictionary, old = self.features_, self.features_.factor_.lower
+        """Bring the dictionary back to its size; every row is projected on what is left."""
+        dictionary = self.features_
         if dictionary.max_size is None or dictionary.size <= dictionary.max_size:
             return
-        kept = list(range(dictionary.size))
-        weights = self.weights_ if dictionary.prune == "komp" else np.zeros(dictionary.size)
-        for j in dictionary.trim(weights).removed:
-            del kept[j]
-        # φ of the projection: L'⁻¹ K_{kept,D} L⁻ᵀ φ, and K L⁻ᵀ = L.
-        projection = arrays.solve_triangular(dictionary.factor_.lower, old[kept])
+        by_weight = dictionary.prune == "komp"
+        projection = self._trimmed(self.weights_ if by_weight else np.zeros(dictionary.size))
         self._sums.project(projection)
-        self._solver, self._latest, self._solution = StaleInverse(), None, None
+        self._solver, self._solution = StaleInverse(), None
 
     def _solve(self) -> np.ndarray:  # -> (m,)
         """θ, and from it w = L⁻ᵀθ on a dictionary: V(s) = k_D(s)ᵀw needs no solve."""
@@ -217,24 +180,3 @@ class RecursiveKLSTD(KernelEstimator):
         matrix = ridged(self._sums.matrix, self._sums.n * self.ridge)
         theta = self._solver.solve(matrix, self._sums.target, owner=self._owner)
         return self.features_.factor_.finish_solve(theta) if self._grows else theta
-
-    def _values(self, z: Array) -> Array:  # (q, d) -> (q,)
-        if z.shape[1] != self.n_features_in_:
-            checks.fail(
-                self._owner, f"states must have {self.n_features_in_} columns", int(z.shape[1])
-            )
-        features = None if self._grows else self.features_
-        return values(self.kernel_, features, self.support_, self.weights_, z)
-
-
-def _on_host(t: Transitions) -> Transitions:
-    """The rows as float64 NumPy arrays."""
-    states, following = (np.asarray(arrays.host(x), np.float64) for x in (t.states, t.next_states))
-    return Transitions(
-        states,
-        np.asarray(arrays.host(t.rewards), np.float64),
-        following,
-        arrays.host(t.terminated),
-        truncated=arrays.host(t.truncated),
-        episode=arrays.host(t.episode),
-    )
