@@ -31,6 +31,7 @@ for _room, _names in {
     "kernrl.value.averagers": "KernelAverager",
     "kernrl.value.divergence": "DivergenceMonitor",
     "kernrl.value.factorisation": "StochasticFactorisation",
+    "kernrl.value.ope": "Estimate estimate_return",
     "kernrl.value.occupancy": "SuccessorRepresentation",
     "kernrl.value.recursive": "RecursiveKLSTD",
     "kernrl.value.regularised": "RegularisedLSTD RegularisedLSTDQ",

@@ -14,6 +14,7 @@ for _file, _names in {
     "averagers": "KernelAverager",
     "divergence": "DivergenceMonitor",
     "factorisation": "StochasticFactorisation",
+    "ope": "Estimate estimate_return",
     "occupancy": "SuccessorRepresentation",
     "recursive": "RecursiveKLSTD",
     "regularised": "RegularisedLSTD RegularisedLSTDQ",

@@ -51,7 +51,7 @@ def kernel_bellman_loss(
     if errors.shape[0] != n:
         rule = f"td_errors must have as many rows as points ({n})"
         checks.fail(owner, rule, int(errors.shape[0]))
-    kernel = kernel.resolve(points)
+    kernel = kernel.resolve(points, rng=0)
     total = float(errors @ (GramOperator(kernel, points) @ errors))
     if statistic == "V":
         return total / n**2

@@ -135,7 +135,7 @@ class KernelEstimator(BaseEstimator):
 
     def _prepare(self, rows: Rows) -> None:
         self.n_features_in_ = int(rows.points.shape[1])
-        self.kernel_ = self.kernel.resolve(rows.points)
+        self.kernel_ = self.kernel.resolve(rows.points, rng=0)  # the same rows, the same kernel
         self._kept: list[Rows] = []
         self.n_transitions_ = 0
         if self.features is not None:

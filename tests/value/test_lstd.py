@@ -445,3 +445,11 @@ def test_singular_system_is_an_error():
     t = Transitions([[0.0], [0.0]], [1.0, 2.0], [[0.0], [0.0]], [True, True])
     with pytest.raises(ValueError, match=r"KLSTD: .*singular"):
         KLSTD(Delta(), ridge=0.0).fit(t)
+
+
+def test_the_median_of_many_rows_is_the_same_twice():
+    """More rows than the median looks at are subsampled, by a fixed seed."""
+    t = walk(1300)
+    fits = [KLSTD(RBF("median"), features=Nystroem(n_components=10, rng=0)) for _ in range(2)]
+    one, two = (td.fit(t).kernel_.length_scale for td in fits)
+    assert one == two
