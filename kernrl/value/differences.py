@@ -16,9 +16,12 @@ import numpy as np
 
 from kernrl import arrays
 from kernrl.data.transitions import Transitions
+from kernrl.kernels.gram import parallel_rows
 
 Array = Any
 Vector = np.ndarray
+
+TILE_ROWS = 64  # a megabyte a tile at 2000 rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,51 +39,52 @@ class Differences:
         return int(self.here.size)
 
     @property
-    def ahead(self) -> tuple[Vector, Vector]:
-        """The rows that have a −γ, and the points it stands at."""
-        rows = np.flatnonzero(self.discount)
-        return rows, self.here[rows] + 1
+    def ahead(self) -> Vector:  # (n,) int64
+        """The point of s'_i, or any point at all where there is none and γ is 0."""
+        return np.minimum(self.here + 1, len(self.points) - 1)
 
     def apply(self, x: Vector) -> Vector:  # (p, ...) -> (n, ...)
         """H x, by differences: no product with H is formed."""
-        out = x[self.here]
-        rows, points = self.ahead
-        out[rows] -= _beside(self.discount[rows], x) * x[points]
-        return out
+        return x[self.here] - _beside(self.discount, x) * x[self.ahead]
 
     def spread(self, y: Vector) -> Vector:  # (n, ...) -> (p, ...)
         """Hᵀ y."""
-        out = np.zeros((len(self.points), *y.shape[1:]))
-        out[self.here] = y
-        rows, points = self.ahead
-        out[points] -= _beside(self.discount[rows], y) * y[rows]
-        return out
+        first, one, second, gamma = self._transposed()
+        return _beside(one, y) * y[first] - _beside(gamma, y) * y[second]
 
     def congruence(self, k: Vector) -> Vector:  # (p, p) -> (n, n)
-        """H K Hᵀ. O(p²)."""
-        half = self.apply(k)
-        out = half[:, self.here]
-        rows, points = self.ahead
-        out[:, rows] -= half[:, points] * self.discount[rows]
-        return out
+        """H K Hᵀ. O(p²), each entry of K read once."""
+        ones = np.ones(len(self))
+        return _two_sided(k, (self.here, ones, self.ahead, self.discount))
 
-    def spread_both(self, m: Vector) -> Vector:  # (n, n) -> (p, p)
-        """Hᵀ M H: the gradient of f(H K Hᵀ) with respect to K, if M is that of f. O(p²)."""
-        half = self.spread(m)
-        out = np.zeros((len(self.points), len(self.points)))
-        out[:, self.here] = half
-        rows, points = self.ahead
-        out[:, points] -= half[:, rows] * self.discount[rows]
-        return out
+    def spread_both(self, m: Vector, minus: Vector | None = None) -> Vector:  # (n, n) -> (p, p)
+        """Hᵀ M H, less an outer square vvᵀ, v (p,). O(p²).
 
-    def own_noise(self) -> Vector:  # (n,)
-        """The diagonal of HHᵀ."""
-        return 1.0 + self.discount**2
+        Hᵀ(∂f/∂S)H is the gradient of f(HKHᵀ) with respect to K.
+        """
+        return _two_sided(m, self._transposed(), minus)
 
-    @property
-    def is_square(self) -> bool:
-        """Every episode terminated: H is then invertible, with determinant 1."""
-        return len(self) == len(self.points)
+    def add_noise(self, s: Vector, noise: float, correlated: bool) -> None:  # (n, n), in place
+        """S + Σ: σ²HHᵀ, which is tridiagonal, if correlated; else σ²I."""
+        i = np.arange(len(self))
+        if not correlated:
+            s[i, i] += noise
+            return
+        s[i, i] += noise * (1.0 + self.discount**2)
+        after = np.flatnonzero(~self.starts[1:]) + 1
+        shared = noise * self.discount[after - 1]
+        s[after, after - 1] -= shared
+        s[after - 1, after] -= shared
+
+    def _transposed(self) -> tuple[Vector, Vector, Vector, Vector]:
+        """Hᵀ as two entries a row: (column, 1 or 0, column, γ or 0), like H itself."""
+        p = len(self.points)
+        first, one = np.zeros(p, dtype=np.int64), np.zeros(p)
+        first[self.here], one[self.here] = np.arange(len(self)), 1.0
+        second, gamma = np.zeros(p, dtype=np.int64), np.zeros(p)
+        rows = np.flatnonzero(self.discount)
+        second[self.here[rows] + 1], gamma[self.here[rows] + 1] = rows, self.discount[rows]
+        return first, one, second, gamma
 
     @property
     def end(self) -> Vector | None:  # (d,)
@@ -131,3 +135,25 @@ def _host(x: Array) -> Vector:  # (n, ...) -> (n, d) float64
 def _beside(v: Vector, x: Vector) -> Vector:
     """v (k,) shaped to scale the rows of x."""
     return v.reshape(-1, *([1] * (x.ndim - 1)))
+
+
+def _two_sided(x: Vector, entries: tuple[Vector, ...], minus: Vector | None = None) -> Vector:
+    """B X Bᵀ − vvᵀ for a B with rows a_i e_first − b_i e_second, in tiles that stay in cache."""
+    first, a, second, b = entries
+    n = len(first)
+    out = np.empty((n, n))
+
+    def work(start: int) -> None:
+        rows = slice(start, min(start + TILE_ROWS, n))
+        half = a[rows, None] * x[first[rows]]
+        half -= b[rows, None] * x[second[rows]]
+        tile = np.take(half, first, axis=1, out=out[rows], mode="clip")
+        tile *= a
+        half = np.take(half, second, axis=1, mode="clip")
+        half *= b
+        tile -= half
+        if minus is not None:
+            tile -= minus[rows, None] * minus
+
+    parallel_rows(work, n, TILE_ROWS, n * n)
+    return out

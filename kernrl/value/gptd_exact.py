@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy.linalg import lapack
 
 from kernrl import arrays, checks, linalg
 from kernrl.approx.growing import GrowingCholesky
@@ -23,6 +24,7 @@ from kernrl.value.differences import Differences
 
 Array = Any
 
+BLOCK = 128  # columns mirrored at a time, so that both triangles stay in cache
 TILE = 1024  # states whose variance is computed at once: n×1024 numbers
 
 
@@ -36,7 +38,7 @@ class ExactPosterior:
         self.rows = rows
         require_memory("GPTD", rows)
         k = gram(kernel, rows.points)
-        lower, _ = linalg.cholesky(noisy_congruence(rows, k, noise, correlated), owner="GPTD")
+        lower, _ = linalg.cholesky(reward_covariance(rows, k, noise, correlated), owner="GPTD")
         self.factor = GrowingCholesky.from_lower(lower)
         self._whitened = arrays.solve_triangular(lower, self._centred(rows))
         self._conclude()
@@ -120,13 +122,10 @@ class ExactPosterior:
         )
 
 
-def noisy_congruence(rows: Differences, k: Array, noise: float, correlated: bool) -> Array:
-    """S = H K Hᵀ + Σ. Changes the diagonal of k."""
-    if correlated:
-        k[np.diag_indices_from(k)] += noise
-        return rows.congruence(k)
+def reward_covariance(rows: Differences, k: Array, noise: float, correlated: bool) -> Array:
+    """S = H K Hᵀ + Σ, (p, p) -> (n, n)."""
     s = rows.congruence(k)
-    s[np.diag_indices_from(s)] += noise
+    rows.add_noise(s, noise, correlated)
     return s
 
 
@@ -147,3 +146,16 @@ def gaussian(covariance: Array, n: int, rng: np.random.Generator) -> Array:  # (
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     return rng.standard_normal((n, len(values))) @ root.T
+
+
+def symmetric_inverse(lower: Array) -> Array:  # (n, n) -> (n, n)
+    """(L Lᵀ)⁻¹, both triangles. 2n³/3."""
+    inverse, info = lapack.dpotri(np.asfortranarray(lower.T), overwrite_c=0)
+    assert info == 0, "a verified factor has no zero on its diagonal"
+    whole: Array = inverse.T  # C order; its lower triangle is right
+    for start in range(0, len(whole), BLOCK):
+        rows = slice(start, start + BLOCK)
+        whole[:start, rows] = whole[rows, :start].T
+        corner = whole[rows, rows]
+        corner[...] = np.tril(corner) + np.tril(corner, -1).T
+    return whole

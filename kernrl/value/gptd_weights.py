@@ -22,14 +22,14 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas, lapack
 
 from kernrl import arrays, linalg
 from kernrl.approx.dictionary import Dictionary
 from kernrl.kernels.base import Kernel
 from kernrl.kernels.gram import gram
 from kernrl.value.differences import Differences
-from kernrl.value.gptd_exact import gaussian
+from kernrl.value.gptd_exact import gaussian, symmetric_inverse
+from kernrl.value.shrinking import ShrinkingCovariance
 from kernrl.value.system import BLOCK_ROWS, eligibility
 
 Array = Any
@@ -53,7 +53,7 @@ class WeightPosterior:
         self.projects = self.grows or hasattr(features, "landmarks_")
         m = int(features.n_features_)
         self.weights = np.zeros(m)
-        self.weight_covariance = np.eye(m, order="F")  # P; its upper triangle is kept right
+        self.spread = ShrinkingCovariance(np.eye(m))  # P
         self.log_likelihood = 0.0
         self._root: Array | None = np.eye(m)  # lower C with CCᵀ = P⁻¹, while no row has changed P
         self._here = np.zeros(0)  # φ of the open end
@@ -84,7 +84,7 @@ class WeightPosterior:
         self._root, _ = linalg.cholesky(precision, owner="GPTD")
         half = arrays.solve_triangular(self._root, target / self.noise)
         self.weights = arrays.solve_triangular(self._root, half, transposed=True)
-        self.weight_covariance = _inverse(self._root)
+        self.spread = ShrinkingCovariance(symmetric_inverse(self._root))
         determinant += float(np.sum(np.log(np.diagonal(self._root))))
         determinant += 0.5 * n * math.log(2.0 * math.pi * self.noise)
         self.log_likelihood = -0.5 * (quadratic / self.noise - float(half @ half)) - determinant
@@ -115,24 +115,23 @@ class WeightPosterior:
     # ---------------------------------------------------------------- one row at a time
 
     def extend(self, rows: Differences) -> None:
-        """Add rows one by one. O(m²) each.
-
-        P −= Py(Py)ᵀ/s, w += Py(ρ − yᵀw)/s with s = σ² + yᵀPy. P only shrinks from I, so its
-        rounding stays absolute: some eps a row, never amplified.
-        """
+        """Add rows one by one. O(m²) each."""
         centred = rows.rewards - self.mean * (1.0 - rows.discount)
         for i, point in enumerate(rows.here.tolist()):
             if rows.starts[i]:
-                self._begin(rows.points[point])
+                self.begin(rows.points[point])
             discount = float(rows.discount[i])
-            self._step(rows.points[point + 1] if discount else None, float(centred[i]), discount)
+            ahead = rows.points[point + 1] if discount else None
+            self.step(float(centred[i]), ahead, discount)
         self.end = rows.end
 
-    def _begin(self, state: Array) -> None:
+    def begin(self, state: Array) -> None:  # (d,)
+        """An episode begins here."""
         self._here = self._features_of(state)
         self._trace, self._return, self._mass = np.zeros(0), 0.0, 0.0
 
-    def _step(self, next_state: Array | None, reward: float, discount: float) -> None:
+    def step(self, reward: float, next_state: Array | None, discount: float) -> None:
+        """The next row: r − m(1 − γ), and s' (d,) with γ, or None with 0. O(m²)."""
         ahead = self._features_of(next_state) if next_state is not None else np.zeros(0)
         h = np.zeros(self.weights.size)  # the dictionary may have grown
         h[: self._here.size] = self._here
@@ -155,15 +154,19 @@ class WeightPosterior:
         return v / (mass * e), self._return / (mass * e), e
 
     def _condition(self, y: Array, rho: float, e: float) -> None:
-        """Condition on one whitened reward."""
-        if not y.size:  # a kernel that is 0 at every point so far
-            return
-        image = blas.dsymv(1.0, self.weight_covariance, y)
-        s = self.noise + max(float(y @ image), 0.0)
-        error = rho - float(y @ self.weights)
-        self.weights = self.weights + (error / s) * image
-        self.weight_covariance = blas.dsyr(-1.0 / s, image, a=self.weight_covariance, overwrite_a=1)
-        self._root = None
+        """Condition on one whitened reward: with s = σ² + yᵀPy,
+
+        w += Py(ρ − yᵀw)/s,  P −= Py(Py)ᵀ/s,  and log p gains log N(ρ; yᵀw, s).
+        """
+        if y.size:  # 0 while a kernel is 0 at every point so far
+            image = self.spread.image(y)
+            s = self.noise + max(float(y @ image), 0.0)
+            error = rho - float(y @ self.weights)
+            self.weights = self.weights + (error / s) * image
+            self.spread.subtract(image / math.sqrt(s))
+            self._root = None
+        else:
+            s, error = self.noise, rho
         self.log_likelihood -= 0.5 * (error**2 / s + math.log(2.0 * math.pi * s)) + math.log(e)
 
     def _features_of(self, x: Array) -> Array:  # (d,) -> (m,)
@@ -172,16 +175,9 @@ class WeightPosterior:
             return np.asarray(self.features.transform(x[None, :])[0])
         phi = self.features.offer_whitened(x)
         if phi.size > self.weights.size:
-            self._grow()
+            self.spread.grow()
+            self.weights, self._root = np.append(self.weights, 0.0), None
         return phi
-
-    def _grow(self) -> None:
-        m = self.weights.size
-        wider = np.zeros((m + 1, m + 1), order="F")
-        wider[:m, :m] = self.weight_covariance
-        wider[m, m] = 1.0
-        self.weight_covariance, self._root = wider, None
-        self.weights = np.append(self.weights, 0.0)
 
     # ---------------------------------------------------------------- what it says of V
 
@@ -206,8 +202,7 @@ class WeightPosterior:
         """φᵀPφ: by a triangular solve after a fit, by P itself after steps."""
         if self._root is not None:
             return np.sum(self._half(phi) ** 2, axis=1)
-        image = blas.dsymm(1.0, self.weight_covariance, phi.T)
-        return np.sum(phi * image.T, axis=1)
+        return self.spread.quadratic(phi)
 
     def covariance(self, x: Array) -> Array:  # (q, d) -> (q, q)
         """Posterior covariance."""
@@ -228,7 +223,7 @@ class WeightPosterior:
         """F with FFᵀ = ΦPΦᵀ."""
         if self._root is not None:
             return arrays.solve_triangular(self._root, phi.T).T
-        return phi @ _square_root(self.weight_covariance)
+        return phi @ self.spread.square_root()
 
 
 def _blocks(rows: Differences) -> Any:
@@ -245,16 +240,3 @@ def _blocks(rows: Differences) -> Any:
             rows.rewards[chosen],
             rows.is_open,
         )
-
-
-def _inverse(lower: Array) -> Array:
-    """(CCᵀ)⁻¹ in Fortran order; its upper triangle is right."""
-    inverse, info = lapack.dpotri(np.asfortranarray(lower.T))
-    assert info == 0, "a verified factor has no zero on its diagonal"
-    return inverse
-
-
-def _square_root(upper: Array) -> Array:  # (m, m) -> (m, m)
-    """F with FFᵀ = P, given by its upper triangle."""
-    values, vectors = np.linalg.eigh(upper.T, UPLO="L")
-    return vectors * np.sqrt(np.maximum(values, 0.0))

@@ -28,7 +28,7 @@ Array = Any
 
 # The search box, as factors of what the data show: a length scale against the spread of its
 # columns, the prior variance (and shapes) and the noise against the mean square of the returns.
-LENGTH_BOX, VARIANCE_BOX, SHAPE_BOX, NOISE_BOX = (1e-3, 1e3), (1e-6, 1e6), (1e-3, 1e3), (1e-9, 1e3)
+LENGTH_BOX, VARIANCE_BOX, SHAPE_BOX, NOISE_BOX = (1e-4, 1e4), (1e-6, 1e6), (1e-3, 1e3), (1e-9, 1e3)
 # Where restarts begin, by the same measures.
 LENGTH_START, VARIANCE_START, NOISE_START = (0.1, 10.0), (0.1, 10.0), (1e-4, 1.0)
 

@@ -13,19 +13,18 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.linalg import lapack
 
 from kernrl import arrays, linalg
 from kernrl.kernels import gradients
 from kernrl.kernels.base import Kernel
 from kernrl.value.differences import Differences
-from kernrl.value.gptd_exact import noisy_congruence
+from kernrl.value.gptd_exact import reward_covariance, symmetric_inverse
 
 Array = Any
 
 # The curb: flat within a factor of CURB_LENGTH of the spread and a signal-to-noise ratio of
 # CURB_RATIO, a wall beyond them (Deisenroth & Rasmussen 2011, in their published code).
-CURB_LENGTH, CURB_RATIO, CURB_POWER = 100.0, 500.0, 30
+CURB_LENGTH, CURB_RATIO, CURB_POWER = 1000.0, 500.0, 30
 REFUSED = 1e25  # the objective where S is not positive definite: finite, for the line search
 
 
@@ -58,7 +57,7 @@ class Objective:
         kernel, noise = self.model(values)
         k, pull_back = gradients.evaluate(kernel, self.rows.points)
         prior = float(np.mean(np.diagonal(k)))
-        s = noisy_congruence(self.rows, k.copy(), noise, self.correlated)
+        s = reward_covariance(self.rows, k, noise, self.correlated)
         try:
             lower, _ = linalg.cholesky(s, owner="maximise_likelihood")
         except ValueError:
@@ -66,15 +65,22 @@ class Objective:
         half = arrays.solve_triangular(lower, self.centred)
         value = 0.5 * float(half @ half) + float(np.sum(np.log(np.diagonal(lower))))
         value += 0.5 * len(half) * math.log(2.0 * math.pi)
-        by_s = _gradient_in_s(lower, half)
-        by_k = self.rows.spread_both(by_s)
-        by_noise = noise * float(np.trace(by_k if self.correlated else by_s))
+        by_k, by_noise = self._gradients(lower, half)
         penalty, lengths, by_ratio = self._curb(values, prior / noise)
         by_k[np.diag_indices_from(by_k)] += by_ratio / (prior * len(by_k))
-        found = pull_back(by_k) | {"noise": np.asarray(by_noise - by_ratio)}
+        found = pull_back(by_k) | {"noise": np.asarray(noise * by_noise - by_ratio)}
         found |= {name: found[name] + by for name, by in lengths.items()}
         self.last_curb = penalty
         return value + penalty, self.space.gradient(found)
+
+    def _gradients(self, lower: Array, half: Array) -> tuple[Array, float]:
+        """∂(−log p)/∂K = ½Hᵀ(S⁻¹ − ααᵀ)H, and by σ²: its trace, or that without H. 2n³/3."""
+        alpha = arrays.solve_triangular(lower, half, transposed=True)
+        inverse = symmetric_inverse(lower)
+        by_s = float(np.trace(inverse)) - float(alpha @ alpha)
+        by_k = self.rows.spread_both(inverse, minus=self.rows.spread(alpha))
+        by_k *= 0.5
+        return by_k, float(np.trace(by_k)) if self.correlated else 0.5 * by_s
 
     def _curb(
         self, values: dict[str, Array], ratio: float
@@ -92,16 +98,3 @@ class Objective:
         inside = 0.5 * math.log(ratio) / math.log(CURB_RATIO)
         by_ratio = 0.5 * CURB_POWER * inside ** (CURB_POWER - 1) / math.log(CURB_RATIO)
         return total + inside**CURB_POWER, by_length, by_ratio
-
-
-def _gradient_in_s(lower: Array, half: Array) -> Array:  # (n, n), (n,) -> (n, n)
-    """½(S⁻¹ − αα'), the gradient of −log p in S; both triangles. 2n³/3."""
-    alpha = arrays.solve_triangular(lower, half, transposed=True)
-    inverse, info = lapack.dpotri(lower.T, overwrite_c=1)  # S⁻¹ in the upper triangle
-    assert info == 0, "a verified factor has no zero on its diagonal"
-    whole = np.triu(inverse, 1)
-    whole += whole.T
-    whole[np.diag_indices_from(whole)] = np.diagonal(inverse)
-    whole -= np.multiply.outer(alpha, alpha)
-    whole *= 0.5
-    return whole

@@ -49,6 +49,20 @@ def distance(kernel, atoms, weights, other_atoms, other_weights):
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_whitened_offers_admit_alike_and_are_features(rng, kernel):
+    """`offer_whitened` makes the same dictionary as `offer`, and gives L⁻¹k_D(x) each time."""
+    plain, whitened = (Dictionary(kernel, threshold=0.05, max_size=25) for _ in range(2))
+    for x in rng.standard_normal((60, 2)):
+        phi, admission = whitened.offer_whitened(x), plain.offer(x)
+        assert whitened.size == plain.size == len(phi)
+        np.testing.assert_allclose(
+            phi, whitened.factor_.lower.T @ admission.coefficients, **tolerance("closed form")
+        )
+    np.testing.assert_array_equal(whitened.atoms_, plain.atoms_)
+    assert plain.size == 25 or kernel is KERNELS["linear"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_every_offer_is_approximate_linear_dependence(rng, kernel):
     """Residual, coefficients and decision of each of 80 points, by solving with the whole Gram."""
     dictionary = Dictionary(kernel, threshold=0.05)

@@ -51,6 +51,16 @@ def test_a_block_of_points_is_the_points_one_by_one(rng, m, k):
     assert_holds(factor, matrix, rng)
 
 
+def test_a_given_factor_is_copied_and_grows(rng):
+    matrix = gram(rng, 9)
+    lower = np.linalg.cholesky(matrix[:8, :8])
+    factor = GrowingCholesky.from_lower(lower)
+    lower[:] = 0.0
+    factor.append(matrix[8, :8], matrix[8, 8])
+    assert_holds(factor, matrix, rng)
+    assert GrowingCholesky.from_lower(np.zeros((0, 0))).append([], 4.0) == 2.0
+
+
 @pytest.mark.parametrize("m", [1, 2, 9, 40])
 def test_any_point_can_be_removed(rng, m):
     matrix = gram(rng, m)
