@@ -11,6 +11,8 @@ __getattr__, __dir__, __all__ = attach(
     {
         "aggregate": "kernrl.deep_alignment.ops.aggregate",
         "gae": "kernrl.deep_alignment.ops.advantage",
+        "importance_weights": "kernrl.deep_alignment.ops.importance",
+        "off_policy_mask": "kernrl.deep_alignment.ops.importance",
         "policy_loss": "kernrl.deep_alignment.ops.policy",
         "value_loss": "kernrl.deep_alignment.ops.value",
         "whiten": "kernrl.deep_alignment.ops.advantage",

@@ -87,6 +87,18 @@ def gmpo(new: Tokens, old: Tokens, adv: Tokens, low: float, high: float):
     return [-a * mean for a in adv], [0.0 if c else through for c in cut]
 
 
+def vespo(new: Tokens, old: Tokens, adv: Tokens, low: float, high: float):
+    """Shen et al. (2026): the coefficient of the score is a gamma-shaped φ(w), φ(1) = 1."""
+    w = math.exp(sum(x - o for x, o in zip(new, old, strict=True)))
+    loss, gradient = [], []
+    for x, a in zip(new, adv, strict=True):
+        k, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+        phi = w**k * math.exp(rate * (1 - w))
+        loss.append(-phi * a * x)
+        gradient.append(-phi * a)
+    return loss, gradient
+
+
 KINDS = {
     "none": none,
     "clip": clip,
@@ -95,6 +107,7 @@ KINDS = {
     "gspo": gspo,
     "gspo-token": gspo_token,
     "gmpo": gmpo,
+    "vespo": vespo,
 }
 
 

@@ -1,9 +1,6 @@
-"""Policy losses: which ratio is weighed, and what is done with it where it strays too far."""
+"""The policy loss: one call for every kind, its options, and what a trainer watches."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,87 +8,12 @@ from torch import Tensor
 from kernrl import checks
 from kernrl.deep_alignment.ops import inputs
 from kernrl.deep_alignment.ops.aggregate import aggregate as reduce
+from kernrl.deep_alignment.ops.importance import effective_fraction
 from kernrl.deep_alignment.ops.kl import k3
+from kernrl.deep_alignment.ops.policy_kinds import KINDS, SEQUENCE_KINDS, Terms
 
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a loss sees, all (b, t). A masked entry is harmless: ℓ = 0, ρ = 1, A = 0."""
-
-    logprob: Tensor  # ℓ
-    advantage: Tensor  # A
-    mask: Tensor | None
-    log_ratio: Tensor  # log ρ, with gradient
-    ratio: Tensor  # ρ
-    clipped: Tensor  # ρ moved into [1 − ε_low, 1 + ε_high]
-    held: Tensor  # what stands for ρ where it is cut
-    cut: Tensor  # True where the step A asks for leads further out: no gradient there
-    gate_temperature: tuple[float, float]
-
-
-# ---------------------------------------------------------------- which ratio
-
-
-def _token(logprob: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
-    """log ρₜ = Δₜ = ℓₜ − ℓ_old,ₜ."""
-    return delta
-
-
-def _sequence(logprob: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
-    """log s = Σ m Δ / n, the same for every token. GSPO: Zheng et al. (2025)."""
-    return (delta.sum(-1, keepdim=True) / inputs.lengths(mask, delta)).expand_as(delta)
-
-
-def _sequence_token(logprob: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
-    """log s in value, ℓₜ in gradient: sₜ = sg[s] π/sg[π]. GSPO-token, ibid."""
-    # In this order the two ℓ cancel exactly; adding log s first would round.
-    return _sequence(logprob, delta, mask).detach() + (logprob - logprob.detach())
-
-
-# ---------------------------------------------------------------- which loss
-
-
-def _reinforce(x: Terms) -> Tensor:
-    """−A ℓ; ∂/∂ℓ = −A. Williams (1992)."""
-    return -x.advantage * x.logprob
-
-
-def _pessimistic(x: Terms) -> Tensor:
-    """−min(ρA, clip(ρ)A); ∂/∂log ρ = −ρA where not cut. PPO: Schulman et al. (2017), eq. 7."""
-    # Filled before exp: a cut token may have ρ = inf, and 0 · inf in the backward pass is NaN.
-    return -x.advantage * torch.where(x.cut, x.held, x.log_ratio.masked_fill(x.cut, 0.0).exp())
-
-
-def _weighted(x: Terms) -> Tensor:
-    """−sg[clip(ρ)] A ℓ; ∂/∂ℓ = −clip(ρ) A. CISPO: MiniMax-M1 (2025)."""
-    return -x.clipped * x.advantage * x.logprob
-
-
-def _gated(x: Terms) -> Tensor:
-    """−A (4/τ) σ(τ(ρ − 1)); ∂/∂ℓ = −4 A σ(1 − σ) ρ. SAPO: Gao et al. (2025)."""
-    positive, negative = x.gate_temperature
-    tau = torch.full_like(x.ratio, negative).masked_fill_(x.advantage > 0, positive)
-    ratio = x.log_ratio.clamp(max=20.0).exp()  # σ is 1 by then; ρ = inf would make 0 · inf
-    return -x.advantage * (4 / tau) * torch.sigmoid(tau * (ratio - 1))
-
-
-def _geometric(x: Terms) -> Tensor:
-    """−A R, R = (∏ held ρ)^(1/n); ∂/∂ℓ = −A R/n where not cut. GMPO: Zhao et al. (2025)."""
-    log_ratio = torch.where(x.cut, x.held.log(), x.log_ratio)
-    return -x.advantage * _sequence(x.logprob, log_ratio, x.mask).exp()
-
-
-Ratio = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
-KINDS: dict[str, tuple[Ratio, Callable[[Terms], Tensor]]] = {
-    "none": (_token, _reinforce),
-    "clip": (_token, _pessimistic),
-    "cispo": (_token, _weighted),
-    "sapo": (_token, _gated),
-    "gspo": (_sequence, _pessimistic),
-    "gspo-token": (_sequence_token, _pessimistic),
-    "gmpo": (_token, _geometric),
-}
-SEQUENCE_KINDS = ("gspo", "gspo-token", "gmpo")
+Pair = tuple[float, float]
+FAR_KINDS = ("clip", "gspo", "gspo-token")  # those that a second bound for A < 0 is defined for
 
 
 def policy_loss(
@@ -101,9 +23,14 @@ def policy_loss(
     mask: Tensor | None = None,  # like logprob, True = counts; None counts everything
     *,
     kind: str = "clip",
-    clip: float | tuple[float, float] = (0.2, 0.2),
+    clip: float | Pair = (0.2, 0.2),
     dual_clip: float | None = None,
-    gate_temperature: tuple[float, float] = (1.0, 1.05),
+    two_sided: float | None = None,
+    gate_temperature: Pair = (1.0, 1.05),
+    gamma_weights: tuple[Pair, Pair] = ((2.0, 3.0), (3.0, 2.0)),
+    weight: Tensor | None = None,  # like logprob, or (b, 1): see importance_weights
+    entropy: Tensor | None = None,  # like logprob
+    entropy_bonus: float = 0.0,
     aggregate: str = "token-mean",
     denominator: float | Tensor | None = None,
     impl: str = "auto",
@@ -114,7 +41,8 @@ def policy_loss(
 
     none        −A ℓ (REINFORCE)
     clip        −min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high) A) (PPO); with `dual_clip` c > 1 the loss
-                of A < 0 stays below −cA (Ye et al. 2020)
+                of A < 0 stays below −cA (Ye et al. 2020); `two_sided` δ ≥ 1 + ε_high puts
+                min(ρ, δ) in the first arm (INTELLECT-2, 2025), which is the same as c = δ
     cispo       −sg[clip(ρ)] A ℓ. ε counts from 1, as in the paper and verl; the bound that TRL
                 and Liger call epsilon_high is 1 + ε_high. ε_low = 1 lifts the lower bound.
     sapo        −A (4/τ) σ(τ(ρ − 1)), τ = `gate_temperature` for (A > 0, A ≤ 0)
@@ -122,14 +50,24 @@ def policy_loss(
                 with "seq-mean-token-mean" and ε near 3e-4
     gspo-token  the value of gspo, the gradient of a token through its own ℓ and A
     gmpo        −A (∏ ρ)^(1/n), each ρ held at its clip bound when it is cut
+    vespo       −sg[φ(w)] A ℓ, φ = e^λ w^k e^(−λw), w = ∏ ρ, (k, λ) = `gamma_weights` for
+                (A ≥ 0, A < 0)
+
+    `weight` multiplies the loss of every token and is a constant. With
+    `importance_weights(old_logprob, behaviour_logprob, mask)` it makes truncated importance
+    sampling and decoupled PPO (Hilton et al. 2022): the ratio counts from ℓ_old, the weight from
+    the sampler. If ℓ_old is the sampler's own log-probability, pass none: it would count twice.
+    `entropy` H adds −`entropy_bonus` · H to the loss of every token, unweighted.
 
     `aggregate` and `denominator` are those of `aggregate(…)`. ℓ_old and A are constants. Masked
     entries are set aside before exp, so whatever stands there reaches neither loss nor gradient.
     Half precision is computed in float32.
 
     Metrics, without gradient and without a device sync: clip_fraction_low and _high (tokens with
-    A < 0 below, A > 0 above the clip range), dual_clip_fraction if asked for, kl_k1 and kl_k3
-    (estimates of KL(old‖new) from Δ), ratio_min, ratio_mean, ratio_max (of s for gspo).
+    A < 0 below, A > 0 above the clip range), dual_clip_fraction or two_sided_fraction if asked
+    for, kl_k1 and kl_k3 (estimates of KL(old‖new) from Δ), ratio_min, ratio_mean, ratio_max and
+    ess = (Σρ)² / (n Σρ²), the effective sample size as a part of n (of s or w for gspo and
+    vespo), entropy if given.
 
     >>> old, new = torch.log(torch.tensor([0.5, 0.5])), torch.log(torch.tensor([0.5, 0.75]))
     >>> loss, metrics = policy_loss(new, old, torch.tensor([1.0, 1.0]))
@@ -139,7 +77,8 @@ def policy_loss(
     inputs.implementation("policy_loss", impl)
     checks.choice("policy_loss", "kind", kind, KINDS)
     low, high = _clip_range(clip)
-    _check_options(kind, dual_clip, gate_temperature)
+    _check_options(kind, gate_temperature, gamma_weights)
+    bound = _far_bound(kind, dual_clip, two_sided, high)
     logprob, delta, advantage, mask = _prepare(logprob, old_logprob, advantage, mask)
     if kind in SEQUENCE_KINDS:
         inputs.sequences("policy_loss", f"kind={kind!r}", logprob)
@@ -149,16 +88,23 @@ def policy_loss(
         ratio = log_ratio.exp()
         held = clipped = ratio.clamp(1 - low, 1 + high)
         cut = (ratio - clipped) * advantage > 0  # out of the range on the side A asks for
-        metrics = _metrics(delta, ratio, cut, advantage, mask)
-        if dual_clip is not None:
-            far = (advantage < 0) & (ratio > dual_clip)
-            held, cut = held.masked_fill(far, dual_clip), cut | far
-            metrics["dual_clip_fraction"] = far.sum(dtype=ratio.dtype) / inputs.count(mask, far)
-    terms = Terms(logprob, advantage, mask, log_ratio, ratio, clipped, held, cut, gate_temperature)
-    return reduce(loss_of(terms), mask, aggregate, denominator), metrics
+        metrics = _metrics(delta, log_ratio, ratio, cut, advantage, mask)
+        if bound is not None:
+            far = (advantage < 0) & (ratio > bound)
+            held, cut = held.masked_fill(far, bound), cut | far
+            name = "two_sided_fraction" if dual_clip is None else "dual_clip_fraction"
+            metrics[name] = far.sum(dtype=ratio.dtype) / inputs.count(mask, far)
+    options = gate_temperature, gamma_weights
+    terms = Terms(logprob, advantage, mask, log_ratio, ratio, clipped, held, cut, *options)
+    loss = _weighted(loss_of(terms), weight, logprob, mask)
+    loss = _with_bonus(loss, entropy, entropy_bonus, logprob, mask, metrics)
+    return reduce(loss, mask, aggregate, denominator), metrics
 
 
-def _clip_range(clip: float | tuple[float, float]) -> tuple[float, float]:
+# ---------------------------------------------------------------- options
+
+
+def _clip_range(clip: float | Pair) -> Pair:
     """(ε_low, ε_high) from a pair, or from one number for both."""
     pair = clip if isinstance(clip, (tuple, list)) else (clip, clip)
     rule = "clip must be one number or (low, high)"
@@ -167,15 +113,36 @@ def _clip_range(clip: float | tuple[float, float]) -> tuple[float, float]:
     return low, inputs.epsilon("policy_loss", "clip high", pair[1])
 
 
-def _check_options(kind: str, dual_clip: float | None, gate: tuple[float, float]) -> None:
-    if dual_clip is not None:
-        cure = "Leave it out, or use kind='clip'."
-        rule = "dual_clip belongs to kind='clip'"
-        checks.require(kind == "clip", "policy_loss", rule, f"kind={kind!r}", cure)
-        checks.real("policy_loss", "dual_clip", dual_clip, above=1.0)
+def _check_options(kind: str, gate: Pair, gamma: tuple[Pair, Pair]) -> None:
     if kind == "sapo":
         for tau in gate:
             checks.real("policy_loss", "gate_temperature", tau, above=0.0)
+    if kind == "vespo":
+        for power, rate in gamma:
+            checks.real("policy_loss", "gamma_weights k", power, above=0.0)
+            checks.real("policy_loss", "gamma_weights λ", rate, above=0.0)
+
+
+def _far_bound(
+    kind: str, dual_clip: float | None, two_sided: float | None, high: float
+) -> float | None:
+    """Where the ratio of a bad action (A < 0) is held, if anywhere."""
+    if dual_clip is None and two_sided is None:
+        return None
+    name, value = ("two_sided", two_sided) if dual_clip is None else ("dual_clip", dual_clip)
+    if kind not in FAR_KINDS:
+        rule = f"{name} belongs to kind {', '.join(FAR_KINDS)}"
+        cure = "Leave it out, or use kind='clip'."
+        checks.fail("policy_loss", rule, f"kind={kind!r}", cure)
+    if dual_clip is not None and two_sided is not None:
+        rule = "dual_clip and two_sided both bound the loss of A < 0"
+        checks.fail("policy_loss", rule, "both", "Leave one out.")
+    # Below 1 + ε_high the bound δ would also cut the first arm of good actions.
+    least = {"above": 1.0} if two_sided is None else {"at_least": 1 + high}
+    return checks.real("policy_loss", name, value, **least)
+
+
+# ---------------------------------------------------------------- tensors
 
 
 def _prepare(
@@ -193,8 +160,46 @@ def _prepare(
     return inputs.zeroed(logprob, mask), delta, advantage, mask
 
 
+def _weighted(loss: Tensor, weight: Tensor | None, like: Tensor, mask: Tensor | None) -> Tensor:
+    if weight is None:
+        return loss
+    weight = inputs.matching("policy_loss", "weight", weight, "logprob", like)
+    # Zeroed before the product: 0 · NaN at a masked entry would be the gradient.
+    return loss * inputs.zeroed(weight.detach(), mask)
+
+
+def _with_bonus(
+    loss: Tensor,
+    entropy: Tensor | None,
+    bonus: float,
+    like: Tensor,
+    mask: Tensor | None,
+    metrics: dict[str, Tensor],
+) -> Tensor:
+    """loss − bonus · H; the mean H goes to the metrics."""
+    bonus = checks.real("policy_loss", "entropy_bonus", bonus)
+    if entropy is None:
+        if bonus != 0.0:
+            cure = "Pass the entropy of every token, or entropy_bonus=0."
+            checks.fail("policy_loss", "entropy_bonus needs entropy", "None", cure)
+        return loss
+    entropy = inputs.zeroed(
+        inputs.matching("policy_loss", "entropy", entropy, "logprob", like), mask
+    )
+    metrics["entropy"] = entropy.detach().sum() / inputs.count(mask, entropy)
+    return loss if bonus == 0.0 else loss - bonus * entropy
+
+
+# ---------------------------------------------------------------- metrics
+
+
 def _metrics(
-    delta: Tensor, ratio: Tensor, cut: Tensor, advantage: Tensor, mask: Tensor | None
+    delta: Tensor,
+    log_ratio: Tensor,
+    ratio: Tensor,
+    cut: Tensor,
+    advantage: Tensor,
+    mask: Tensor | None,
 ) -> dict[str, Tensor]:
     n = inputs.count(mask, delta)
     high = (cut & (advantage > 0)).sum(dtype=ratio.dtype)
@@ -207,6 +212,7 @@ def _metrics(
         "ratio_min": lowest,
         "ratio_mean": inputs.zeroed(ratio, mask).sum() / n,
         "ratio_max": highest,
+        "ess": effective_fraction(log_ratio, mask),
     }
 
 

@@ -16,7 +16,7 @@ from kernrl.deep_alignment.ops.policy import KINDS, SEQUENCE_KINDS, policy_loss
 
 TOKEN_KINDS = [kind for kind in KINDS if kind not in SEQUENCE_KINDS]
 # A weight or a ratio behind a stop-gradient: the derivative is not that of the value.
-STOPPED = ("cispo", "gspo-token")
+STOPPED = ("cispo", "gspo-token", "vespo")
 
 
 def batch(rng, shape=(6, 9), spread=0.4, per_sequence=False, dtype=torch.float64):
@@ -188,6 +188,7 @@ def test_metrics_match_numpy_and_carry_no_gradient(rng):
         "ratio_min": rho.min(),
         "ratio_mean": rho.mean(),
         "ratio_max": rho.max(),
+        "ess": rho.sum() ** 2 / (rho.size * (rho**2).sum()),
     }
     assert metrics.keys() == expected.keys()
     for name, value in metrics.items():
@@ -309,7 +310,7 @@ def test_the_sampling_time_tensors_are_constants(rng):
             {"kind": "clipp"},
             ValueError,
             "policy_loss: kind must be one of cispo, clip, gmpo, gspo, gspo-token, none, sapo, "
-            r"got 'clipp'\. Did you mean 'clip'\?",
+            r"vespo, got 'clipp'\. Did you mean 'clip'\?",
         ),
         (
             {"logprob": torch.zeros(2, 3, dtype=torch.int64)},
@@ -358,9 +359,9 @@ def test_the_sampling_time_tensors_are_constants(rng):
             "policy_loss: dual_clip must be a finite number above 1.0, got 1.0",
         ),
         (
-            {"dual_clip": 3.0, "kind": "gspo"},
+            {"dual_clip": 3.0, "kind": "sapo"},
             ValueError,
-            "policy_loss: dual_clip belongs to kind='clip', got kind='gspo'. Leave it out, or",
+            "policy_loss: dual_clip belongs to kind clip, gspo, gspo-token, got kind='sapo'. Leave",
         ),
         (
             {"kind": "sapo", "gate_temperature": (1.0, 0.0)},
