@@ -29,6 +29,7 @@ for _room, _names in {
     "kernrl.value.gptd_ensemble": "GPTDEnsemble",
     "kernrl.value.hyperparameters": "maximise_likelihood",
     "kernrl.value.averagers": "KernelAverager",
+    "kernrl.value.diagnostics": "bellman_errors contraction ridge_path spectrum",
     "kernrl.value.divergence": "DivergenceMonitor",
     "kernrl.value.factorisation": "StochasticFactorisation",
     "kernrl.value.ope": "Estimate estimate_return",

@@ -12,6 +12,7 @@ for _file, _names in {
     "hyperparameters": "maximise_likelihood",
     "lstd": "KLSTD KLSTDQ",
     "averagers": "KernelAverager",
+    "diagnostics": "bellman_errors contraction ridge_path spectrum",
     "divergence": "DivergenceMonitor",
     "factorisation": "StochasticFactorisation",
     "ope": "Estimate estimate_return",
