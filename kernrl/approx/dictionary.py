@@ -102,6 +102,15 @@ class Dictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         half, residual, index = self._consider(x)
         return half if index is None else np.append(half, math.sqrt(residual))
 
+    def settled(self, X: Array) -> np.ndarray | None:  # (n, d) -> (n, m)
+        """φ(x) of all rows at once, or None if one of them would be admitted. O(nm(m + d))."""
+        if not self.size:
+            return None
+        half = self.factor_.lower_solve(gram(self.kernel_, self.atoms_, X))
+        residual = self.kernel_.diagonal(X) - np.sum(half * half, axis=0)
+        new = residual > self._least * self.kernel_.diagonal(X)
+        return None if np.any(new) and not self._is_closed() else half.T
+
     def representation(self, j: int) -> np.ndarray:  # -> (m − 1,)
         """a with k(zⱼ, ·) ≈ Σ_{i≠j} aᵢ k(zᵢ, ·), the projection on the other atoms. O(m²)."""
         column = self._inverse_column(j)

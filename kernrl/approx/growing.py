@@ -88,6 +88,11 @@ class GrowingCholesky:
         x: Vector = blas.dtpsv(self._size, self._packed, half)
         return x
 
+    def lower_solve(self, b: Array) -> Vector:
+        """L⁻¹ b for b (m, k), all columns at once."""
+        half: Vector = blas.dtrsm(1.0, self.lower.T, b, trans_a=1)
+        return half
+
     def solve(self, b: Array) -> Vector:
         """K⁻¹ b. (m,) or (m, k) -> b's shape. O(m²k)."""
         b = np.asarray(b, dtype=np.float64)

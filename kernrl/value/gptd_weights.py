@@ -19,6 +19,7 @@ h the row of HΦ. So both noise models are one regression, and one recursion.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from kernrl.kernels.base import Kernel
 from kernrl.kernels.gram import gram
 from kernrl.value.differences import Differences
 from kernrl.value.gptd_exact import gaussian, symmetric_inverse
-from kernrl.value.shrinking import ShrinkingCovariance
+from kernrl.value.shrinking import PENDING, ShrinkingCovariance
 from kernrl.value.system import BLOCK_ROWS, eligibility
 
 Array = Any
@@ -73,13 +74,14 @@ class WeightPosterior:
         precision, target = np.zeros((m, m)), np.zeros(m)
         quadratic, determinant, n = 0.0, 0.0, 0
         for rows in chunks:
-            for block in _blocks(rows):
-                y, rho, scale = self._whiten(block)
+            for block in _blocks(rows, BLOCK_ROWS):
+                y, rho, scale = self._whiten(block, self.features.transform(block.points))
                 precision += y.T @ y
                 target += y.T @ rho
                 quadratic += float(rho @ rho)
                 determinant += float(np.sum(np.log(scale)))
                 n += len(rho)
+            self.end = rows.end
         precision = np.eye(m) + precision / self.noise
         self._root, _ = linalg.cholesky(precision, owner="GPTD")
         half = arrays.solve_triangular(self._root, target / self.noise)
@@ -89,16 +91,16 @@ class WeightPosterior:
         determinant += 0.5 * n * math.log(2.0 * math.pi * self.noise)
         self.log_likelihood = -0.5 * (quadratic / self.noise - float(half @ half)) - determinant
 
-    def _whiten(self, rows: Differences) -> tuple[Array, Array, Array]:
+    def _whiten(self, rows: Differences, phi: Array) -> tuple[Array, Array, Array]:
         """Y (n, m), ρ (n,) and the e (n,) of a block that may continue the one before."""
-        phi = self.features.transform(rows.points)
         h = rows.apply(np.column_stack((phi, np.full(len(phi), self.mean))))
         h[:, -1] = rows.rewards - h[:, -1]  # the reward is whitened as one more column
-        self._here, self.end = phi[-1], rows.end
+        self._here = phi[-1]
         if not self.correlated:
             return h[:, :-1], h[:, -1], np.ones(len(rows))
         mass = self._masses(rows)
-        before = np.append(self._trace, self._return)
+        before = np.zeros(h.shape[1])  # the dictionary may have grown since
+        before[: self._trace.size], before[-1] = self._trace, self._return
         v, last = eligibility(mass[:, None] * h, rows.starts, self.gamma, before)
         e = np.sqrt(np.where(rows.discount > 0, 1.0 + self.gamma**2 * mass, 1.0) / mass)
         self._trace, self._return, self._mass = last[:-1], float(last[-1]), float(mass[-1])
@@ -112,10 +114,27 @@ class WeightPosterior:
             ones[0] += self.gamma**2 * self._mass
         return eligibility(ones, rows.starts, self.gamma**2)[0][:, 0]
 
-    # ---------------------------------------------------------------- one row at a time
+    # ---------------------------------------------------------------- more rows
 
     def extend(self, rows: Differences) -> None:
-        """Add rows one by one. O(m²) each."""
+        """Add rows one after the other. O(m²) each."""
+        for block in _blocks(rows, PENDING):
+            phi = self._features_of_all(block) if len(block) > 1 else None
+            if phi is None:
+                self._one_by_one(block)
+                continue
+            y, rho, e = self._whiten(block, phi)
+            for i, image in enumerate(self.spread.images(y)):
+                self._condition(y[i], float(rho[i]), float(e[i]), image)
+        self.end = rows.end
+
+    def _features_of_all(self, rows: Differences) -> Array | None:
+        """Φ of a block; None if a state of it may join the dictionary."""
+        if self.grows:
+            return self.features.settled(rows.points)
+        return np.asarray(self.features.transform(rows.points))
+
+    def _one_by_one(self, rows: Differences) -> None:
         centred = rows.rewards - self.mean * (1.0 - rows.discount)
         for i, point in enumerate(rows.here.tolist()):
             if rows.starts[i]:
@@ -123,7 +142,6 @@ class WeightPosterior:
             discount = float(rows.discount[i])
             ahead = rows.points[point + 1] if discount else None
             self.step(float(centred[i]), ahead, discount)
-        self.end = rows.end
 
     def begin(self, state: Array) -> None:  # (d,)
         """An episode begins here."""
@@ -153,13 +171,13 @@ class WeightPosterior:
         e = math.sqrt((1.0 + self.gamma**2 * mass if discount else 1.0) / mass)
         return v / (mass * e), self._return / (mass * e), e
 
-    def _condition(self, y: Array, rho: float, e: float) -> None:
+    def _condition(self, y: Array, rho: float, e: float, before: Array | None = None) -> None:
         """Condition on one whitened reward: with s = σ² + yᵀPy,
 
         w += Py(ρ − yᵀw)/s,  P −= Py(Py)ᵀ/s,  and log p gains log N(ρ; yᵀw, s).
         """
         if y.size:  # 0 while a kernel is 0 at every point so far
-            image = self.spread.image(y)
+            image = self.spread.image(y, before)
             s = self.noise + max(float(y @ image), 0.0)
             error = rho - float(y @ self.weights)
             self.weights = self.weights + (error / s) * image
@@ -226,10 +244,10 @@ class WeightPosterior:
         return phi @ self.spread.square_root()
 
 
-def _blocks(rows: Differences) -> Any:
-    """The same rows, BLOCK_ROWS at a time, each block with the points it touches."""
-    for start in range(0, len(rows), BLOCK_ROWS):
-        chosen = slice(start, min(start + BLOCK_ROWS, len(rows)))
+def _blocks(rows: Differences, size: int) -> Iterator[Differences]:
+    """The same rows, `size` at a time, each block with the points it touches."""
+    for start in range(0, len(rows), size):
+        chosen = slice(start, min(start + size, len(rows)))
         here, discount = rows.here[chosen], rows.discount[chosen]
         last = int(here[-1]) + 1 + int(discount[-1] > 0)
         yield Differences(

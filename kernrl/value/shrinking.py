@@ -9,13 +9,15 @@ from scipy.linalg import blas
 
 Array = Any
 
-PENDING = 16  # updates kept aside: one rank-16 update costs a quarter of 16 passes over the matrix
+PENDING = (
+    32  # updates kept aside: one update of rank 32 costs a quarter of 32 passes over the matrix
+)
 
 
 class ShrinkingCovariance:
     """P (m, m), by its upper triangle: P ← P − uuᵀ, products with P, and one more dimension.
 
-    Updates wait in a small buffer and are added 16 at a time; a product takes them into account.
+    Updates wait in a small buffer and are added together; a product takes them into account.
     Starting from the prior's identity P only shrinks, so its rounding stays absolute, some eps an
     update, and is never amplified.
     """
@@ -35,9 +37,13 @@ class ShrinkingCovariance:
             self._count = 0
         return self._upper
 
-    def image(self, y: Array) -> Array:  # (m,) -> (m,)
-        """P y. O(m²)."""
-        out = blas.dsymv(1.0, self._upper, y)
+    def images(self, y: Array) -> Array:  # (q, m) -> (q, m)
+        """PY, once for the next PENDING updates: see `image`."""
+        return blas.dsymm(1.0, self.upper, y.T).T
+
+    def image(self, y: Array, before: Array | None = None) -> Array:  # (m,) -> (m,)
+        """P y. O(m²), or O(m) from `before`, what P y was when `images` was called."""
+        out = blas.dsymv(1.0, self._upper, y) if before is None else before.copy()
         if self._count:
             waiting = self._waiting[: self._count]
             out -= (waiting @ y) @ waiting
@@ -60,7 +66,7 @@ class ShrinkingCovariance:
 
     def quadratic(self, phi: Array) -> Array:  # (q, m) -> (q,)
         """φᵀPφ of each row."""
-        return np.sum(phi * blas.dsymm(1.0, self.upper, phi.T).T, axis=1)
+        return np.sum(phi * self.images(phi), axis=1)
 
     def square_root(self) -> Array:  # (m, m)
         """F with FFᵀ = P. O(m³)."""

@@ -59,6 +59,14 @@ def test_whitened_offers_admit_alike_and_are_features(rng, kernel):
             phi, whitened.factor_.lower.T @ admission.coefficients, **tolerance("closed form")
         )
     np.testing.assert_array_equal(whitened.atoms_, plain.atoms_)
+    known = np.concatenate((plain.atoms_[:3], plain.atoms_[-1:] + 1e-4))
+    np.testing.assert_allclose(
+        plain.settled(known), plain.transform(known), **tolerance("closed form")
+    )
+    assert Dictionary(kernel).reset(np.zeros((0, 2))).settled(known) is None
+    stranger = np.concatenate((known, [[9.0, -9.0]]))
+    closed = plain.settled(stranger) is not None
+    assert closed == (plain.size == 25 or kernel is KERNELS["linear"])
     assert plain.size == 25 or kernel is KERNELS["linear"]
 
 

@@ -124,6 +124,20 @@ class TestFeatures:
         )  # fmt: skip
 
     @MODELS
+    @pytest.mark.parametrize("max_size", [None, 8])
+    def test_many_rows_at_once_are_the_rows_one_by_one(self, model, max_size):
+        """Blocks in which no state joins the dictionary are taken together: the same numbers."""
+        t = walk(400)
+        dictionary = Dictionary(threshold=0.2, max_size=max_size)
+        one, many = (GPTD(RBF(2.0), 0.9, 0.2, model, dictionary, mean=0.4) for _ in range(2))
+        for i in range(400):
+            one.partial_fit(t[i : i + 1])
+        many.partial_fit(t[:150]).partial_fit(t[150:])
+        np.testing.assert_array_equal(many.support_, one.support_)
+        assert_same(many, one, t)
+        assert 4 < len(one.support_) < 40
+
+    @MODELS
     def test_blocks_and_chunks_are_one_fit(self, model, monkeypatch):
         from kernrl.value import gptd_weights
 
