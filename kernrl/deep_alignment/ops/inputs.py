@@ -24,15 +24,27 @@ def implementation(owner: str, impl: str) -> None:
         )
 
 
-def floating(owner: str, name: str, x: Any) -> Tensor:
-    """`x` as float32 or float64: half precision is raised to float32, since ops sum and exp."""
+def tensor(owner: str, name: str, x: Any) -> Tensor:
+    """`x` itself, a torch tensor of whatever dtype."""
     if not isinstance(x, Tensor):
         cure = "Convert it first, for example with torch.as_tensor."
         checks.fail(owner, f"{name} must be a torch tensor", type(x).__name__, cure, TypeError)
+    return x
+
+
+def floating(owner: str, name: str, x: Any) -> Tensor:
+    """`x` as float32 or float64: half precision is raised to float32, since ops sum and exp."""
+    x = uncast(owner, name, x)
+    return x.float() if x.element_size() < 4 else x
+
+
+def uncast(owner: str, name: str, x: Any) -> Tensor:
+    """A floating `x` in its own dtype: for tensors too large to be copied whole."""
+    x = tensor(owner, name, x)
     if not x.is_floating_point():
         rule, got = f"{name} must be a floating-point tensor", f"dtype {x.dtype}"
         checks.fail(owner, rule, got, "Convert it first, for example with x.float().", TypeError)
-    return x.float() if x.element_size() < 4 else x
+    return x
 
 
 def matching(owner: str, name: str, x: Any, like_name: str, like: Tensor) -> Tensor:
@@ -51,9 +63,7 @@ def flags(owner: str, name: str, x: Any, like_name: str, like: Tensor) -> Tensor
     """`x` as booleans with the shape and device of `like`; None means none set."""
     if x is None:
         return torch.zeros_like(like, dtype=torch.bool)
-    if not isinstance(x, Tensor):
-        cure = "Convert it first, for example with torch.as_tensor."
-        checks.fail(owner, f"{name} must be a torch tensor", type(x).__name__, cure, TypeError)
+    x = tensor(owner, name, x)
     same_device(owner, name, x, like_name, like)
     if x.shape != like.shape:
         rule = f"{name} must have the shape of {like_name} {checks.shape(like)}"
