@@ -13,6 +13,7 @@ f_i = k(z_i, ·) − γ Σ_j E_ij k(z'_j, ·): an (n, n) symmetric system, thoug
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kernrl import arrays, checks, linalg
@@ -23,6 +24,9 @@ from kernrl.value.pair_rows import pair_rows, points_of_pairs
 from kernrl.value.system import FeatureSystem, Rows, ridged, state_rows
 
 Array = Any
+
+# Part of the trace of K above which a ridge leaves a Cholesky smoother eight digits.
+FAITHFUL = 1e-8
 
 
 class _Nested:
@@ -62,8 +66,8 @@ class RegularisedLSTD(_Nested, KernelEstimator):
     V̂(s) = Σ_i β_i [k(s, s_i) − γ Σ_j E_ij m_j k(s, s'_j)], β = (FK̃Fᵀ + nλ_Q I)⁻¹ E r, with K̃ the
     Gram matrix of states and next states, F = [I, −γE M] and E = K(K + nλ_h I)⁻¹; m = 0 where
     terminated. Farahmand, Ghavamzadeh, Szepesvári & Mannor (2008; 2016).
-    λ_h → 0 on distinct states is regularised Bellman residual minimisation; in the feature form
-    λ_Q = 0 is KLSTD with the ridge λ_h.
+    λ_h → 0 on distinct states is regularised Bellman residual minimisation (equal states average);
+    in the feature form λ_Q = 0 is KLSTD with the ridge λ_h.
 
     kernel, gamma, features, device: KLSTD's. ridge: λ_Q ≥ 0; backup_ridge: λ_h ≥ 0, None for
     λ_Q's. Both are multiplied by n inside.
@@ -163,22 +167,39 @@ def solve_nested(
     xp = arrays.namespace(z)
     z, following = _wide(xp, z), [(_wide(xp, c), _wide(xp, x)) for c, x in rows.following]
     k = gram(kernel, z)
-    factor = linalg.cholesky(ridged(k, n * backup_ridge), owner=owner).lower
+    smooth = smoother(k, n * backup_ridge, owner)
     ahead = sum(c[:, None] * gram(kernel, x, z) for c, x in following)  # K'
-    cross = k @ linalg.solve_cholesky(factor, ahead)  # EK'
-    smooth = k @ linalg.solve_cholesky(factor, _between(kernel, following))  # EK''
-    # EK''E from EK'': E is symmetric, so it is the smoothing of (EK'')ᵀ, once more transposed.
-    twice = k @ linalg.solve_cholesky(factor, xp.matrix_transpose(smooth))
+    cross = smooth(ahead)  # EK'
+    # EK''E by smoothing (EK'')ᵀ, E being symmetric.
+    twice = smooth(xp.matrix_transpose(smooth(_between(kernel, following))))
     products = k - gamma * (cross + xp.matrix_transpose(cross)) + gamma**2 * twice
     products = (products + xp.matrix_transpose(products)) / 2
-    rewards = k @ linalg.solve_cholesky(factor, _wide(xp, rows.rewards))
     outer = linalg.cholesky(ridged(products, n * ridge), owner=owner).lower
-    beta = linalg.solve_cholesky(outer, rewards)
-    behind = -gamma * (k @ linalg.solve_cholesky(factor, beta))
+    beta = linalg.solve_cholesky(outer, smooth(_wide(xp, rows.rewards)))
+    behind = -gamma * smooth(beta)
     return NestedSolution(
         xp.concat([z, *(x for _, x in following)], axis=0),
         xp.concat([beta, *(c * behind for c, _ in following)]),
     )
+
+
+def smoother(k: Array, amount: float, owner: str) -> Callable[[Array], Array]:
+    """x ↦ K(K + amount·I)⁻¹x by Cholesky; where amount is lost in K's rounding, by eigenvectors.
+
+    Then eigenvalues below rounding count as 0: the limit amount → 0 is the projection on K's
+    range, which averages over equal states.
+    """
+    xp = arrays.namespace(k)
+    total = float(xp.sum(xp.linalg.diagonal(k)))
+    if amount > FAITHFUL * total:
+        lower = linalg.cholesky(ridged(k, amount), owner=owner).lower
+        return lambda x: k @ linalg.solve_cholesky(lower, x)
+    eigenvalues, vectors = xp.linalg.eigh(k)
+    kept = eigenvalues > k.shape[0] * arrays.epsilon(k) * total
+    shrink = xp.where(kept, eigenvalues / (eigenvalues + amount), xp.zeros_like(eigenvalues))
+    shrink = xp.where(kept, shrink, xp.zeros_like(shrink))
+    left = vectors * shrink[None, :]
+    return lambda x: left @ (xp.matrix_transpose(vectors) @ x)
 
 
 class NestedSystem(FeatureSystem):

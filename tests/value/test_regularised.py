@@ -91,6 +91,21 @@ def test_without_a_backup_ridge_it_is_bellman_residual_minimisation():
     np.testing.assert_allclose(td.predict(query), expected, **tolerance("closed form"))
 
 
+@pytest.mark.parametrize("backup_ridge", [0.0, 1e-14, 1e-11, 1e-9, 1e-7, 1e-5])
+def test_equal_states_are_averaged_however_small_the_backup_ridge(backup_ridge):
+    """A singular K: V of the empirical table, from each state seen many times."""
+    s, _, r, s2 = Chain(6, [1, 6]).random_walk(200, seed=0)
+    counts = np.zeros((6, 6))
+    np.add.at(counts, (s.astype(int) - 1, s2.astype(int) - 1), 1.0)
+    p = counts / counts.sum(axis=1, keepdims=True)
+    v = np.linalg.solve(np.eye(6) - 0.9 * p, np.eye(6)[0] + np.eye(6)[5])
+    t = Transitions(s, r, s2, np.zeros(200))
+    td = RegularisedLSTD(Delta(), 0.9, 1e-9, backup_ridge).fit(t)
+    error = np.abs(td.predict(np.arange(1.0, 7.0)) - v).max()
+    # Each state is shrunk by nλ over its count, ten times that at the horizon; V is below 10.
+    assert error < 1e-5 + 1e3 * backup_ridge
+
+
 class TestFeatureForm:
     def test_is_the_exact_form_when_features_factorise_the_gram(self):
         t = walk()
