@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import gymnasium as gym
 import numpy as np
 
+from benchmarks import gptd
 from benchmarks.timing import Case
 from kernrl.approx.nystroem import Nystroem
 from kernrl.approx.random_features import RandomFeatures
@@ -145,7 +146,7 @@ def ppo() -> Case:
     return Case("PPO CartPole-v1, 20 480 steps", n, "steps", contenders, repeats=1)
 
 
-CASES = (gram_matrix, nystroem, random_features, lstd, stepping, ppo)
+CASES = (gram_matrix, nystroem, random_features, lstd, *gptd.CASES, stepping, ppo)
 
 
 def cases(only: str = "") -> Iterator[Case]:

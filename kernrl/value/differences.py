@@ -108,10 +108,11 @@ def differences(t: Transitions, gamma: float, end: Vector | None = None) -> Diff
     """The rows of t. They continue the episode that stands at `end`, if they begin there."""
     states, following = _host(t.states), _host(t.next_states)
     terminated, truncated = arrays.host(t.terminated), arrays.host(t.truncated)
-    starts = np.array(arrays.host(t.episode_starts))
-    same = np.all(following[:-1] == states[1:], axis=1)
-    starts[1:] |= ~same | terminated[:-1] | truncated[:-1]
-    starts[0] = end is None or not np.array_equal(end, states[0])
+    episode = arrays.host(t.episode)  # not t.episode_starts: online, each call here counts
+    starts = np.empty(len(states), dtype=bool)
+    starts[0] = end is None or not (end.shape == states[0].shape and (end == states[0]).all())
+    starts[1:] = (episode[1:] != episode[:-1]) | terminated[:-1] | truncated[:-1]
+    starts[1:] |= (following[:-1] != states[1:]).any(axis=1)
     alone = ~terminated & np.append(starts[1:], True)  # rows whose s' is a point of its own
     before = np.concatenate(([0], np.cumsum(alone)))
     here = np.arange(len(states)) + before[:-1]

@@ -109,8 +109,9 @@ class GPTD(BaseEstimator):
 
     def partial_fit(self, X: Transitions, y: None = None) -> Self:
         """Add rows to the posterior one by one; the first call sets kernel and features."""
-        self._check()
         known = hasattr(self, "_posterior")
+        if not known:
+            self._check()
         t = transitions(type(self).__name__, X)
         rows = differences(t, self.gamma, self._posterior.end if known else None)
         if known:

@@ -119,6 +119,15 @@ class TestExact:
                 **tolerance("closed form"),
             )  # fmt: skip
 
+    def test_mean_is_kernelised_value_function_approximation(self, model):
+        """Taylor & Parr (2009): with H square, V = k(·)ᵀw with w = (HK + ΣH⁻ᵀ)⁻¹r."""
+        t, kernel = episode(), RBF(0.8)
+        h, points = gp.dense_h(t, 0.9)
+        sigma = 0.2 * (h @ h.T if model == "returns" else np.eye(len(t)))
+        w = np.linalg.solve(h @ kernel(points) + sigma @ np.linalg.inv(h).T, t.rewards)
+        td = GPTD(kernel, 0.9, 0.2, model).fit(t)
+        np.testing.assert_allclose(td.weights_, w, **tolerance("closed form"))
+
     def test_without_noise_on_a_table_it_is_the_exact_solve(self, model):
         """T3: K = I and σ → 0 give HV = r."""
         n, gamma = 12, 0.9
