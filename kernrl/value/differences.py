@@ -111,7 +111,7 @@ def differences(t: Transitions, gamma: float, end: Vector | None = None) -> Diff
     episode = arrays.host(t.episode)  # not t.episode_starts: online, each call here counts
     starts = np.empty(len(states), dtype=bool)
     starts[0] = end is None or not (end.shape == states[0].shape and (end == states[0]).all())
-    starts[1:] = (episode[1:] != episode[:-1]) | terminated[:-1] | truncated[:-1]
+    starts[1:] = episode[1:] != episode[:-1]  # as it does behind every flag
     starts[1:] |= (following[:-1] != states[1:]).any(axis=1)
     alone = ~terminated & np.append(starts[1:], True)  # rows whose s' is a point of its own
     before = np.concatenate(([0], np.cumsum(alone)))

@@ -63,11 +63,29 @@ class TestObjective:
         objective = Objective(rows, kernel, space, model == "returns", 0.5, curb)
         begin = np.log(space._flat([p.value for p in space.parameters]))
         rng = np.random.default_rng(0)
-        for theta in (begin, begin + 0.5 * rng.normal(size=len(begin)), begin + 6.5 * curb):
+        far = begin + 6.5 * curb  # length scales at the curb
+        for theta in (begin, begin + 0.5 * rng.normal(size=len(begin)), far):
             expected = gp.finite_difference(lambda x: objective(x)[0], theta)
             np.testing.assert_allclose(
                 objective(theta)[1], expected, **tolerance("finite difference"), err_msg=str(theta)
             )
+
+    @pytest.mark.parametrize("kernel", [1.5 * Matern(ARD, nu=0.5), 0.5 * Laplacian(1.0)])
+    def test_gradient_of_the_curb_on_the_noise(self, kernel):
+        """At a signal-to-noise ratio where the penalty is steep, through K's diagonal as well."""
+        rows = differences(walk(), 0.9)
+        space = Space("test", kernel, 2e-6, rows, ())
+        free, curbed = (Objective(rows, kernel, space, True, 0.0, c) for c in (False, True))
+        theta = np.log(space._flat([p.value for p in space.parameters]))
+
+        def penalty(x):
+            return curbed(x)[0] - free(x)[0]
+
+        slope = curbed(theta)[1] - free(theta)[1]
+        assert slope[0] > 1 and slope[-1] < -1  # the variance pushed down, the noise up
+        np.testing.assert_allclose(
+            slope, gp.finite_difference(penalty, theta), **tolerance("finite difference")
+        )
 
     @pytest.mark.parametrize("model", ["returns", "white"])
     def test_value(self, model):
@@ -138,6 +156,9 @@ class TestOptimum:
             peer.kernel_.k1.k2.length_scale[0], rel=0.01
         )
         assert 10 * scale[0] < scale[1] < 2e3  # the useless column is told, and curbed
+        refit = GPTD(best.kernel, 0.9, best.noise).fit(t).log_marginal_likelihood_
+        np.testing.assert_allclose(best.log_marginal_likelihood, refit, **tolerance("closed form"))
+        assert best.starts[0] < refit - 1e-4  # the curb is in the search, not in the result
 
     def test_autograd_and_formula_find_the_same(self, monkeypatch):
         from kernrl.kernels import gradients
