@@ -9,9 +9,12 @@ from kernrl._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "AdaptiveKL": "kernrl.deep_alignment.ops.kl",
         "aggregate": "kernrl.deep_alignment.ops.aggregate",
+        "full_kl": "kernrl.deep_alignment.ops.kl",
         "gae": "kernrl.deep_alignment.ops.advantage",
         "importance_weights": "kernrl.deep_alignment.ops.importance",
+        "kl_penalty": "kernrl.deep_alignment.ops.kl",
         "off_policy_mask": "kernrl.deep_alignment.ops.importance",
         "policy_loss": "kernrl.deep_alignment.ops.policy",
         "value_loss": "kernrl.deep_alignment.ops.value",
