@@ -82,8 +82,8 @@ def estimate_return(
 
     policy: None (next_actions of the data), a callable s ↦ actions or probabilities (n, a), or an
     object with `predict`. kernel: on rows (s, a); None is an RBF with the median length scale on
-    states, times Delta on discrete actions or the same RBF on others. ridge: None is 1e-3, and
-    1e-6 for mql and mwl. features: None is Nystroem with 200 landmarks, or all rows if fewer,
+    states, times Delta on discrete actions or the same RBF on others. ridge: None is 1e-5, and
+    1e-10 for mql and mwl. features: None is Nystroem with 200 landmarks, or all rows if fewer,
     which is then the exact form. initial_states: (k, d), every one as likely; None is the states
     that the episodes of the data start from. behaviour: what took the data's actions, as
     probabilities of those (n,) or a callable s ↦ (n, a); for is, pdis and wis only.
@@ -168,8 +168,9 @@ def _resample(
 ) -> np.ndarray:
     """The statistic of `n_resamples` draws of n units out of n."""
     counts = generator.multinomial(n, np.full(n, 1.0 / n), size=n_resamples)
-    with warnings.catch_warnings():  # the value itself has warned already
-        warnings.simplefilter("ignore", checks.ConditionWarning)
+    # Hundreds of small solves: the threads of BLAS would spend their time waiting for each other.
+    with warnings.catch_warnings(), arrays.single_threaded_blas():
+        warnings.simplefilter("ignore", checks.ConditionWarning)  # the value itself has warned
         return statistic(counts.astype(np.float64))
 
 

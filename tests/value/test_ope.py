@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from reference.chains import Chain
 from reference.occupancy import population, tabulated
+from scipy.stats import t as student
 from sklearn.base import clone
 from tolerances import tolerance
 
@@ -114,12 +115,12 @@ class TestValue:
         """No kernel, no features: up to 200 rows it is the exact form with the median kernel."""
         t = walk()
         kernel = StateAction(RBF("median"), Delta())
-        q = KLSTDQ(kernel, mixed, 0.99, 1e-3).fit(t)
+        q = KLSTDQ(kernel, mixed, 0.9, 1e-5).fit(t)
         first = t.states[t.episode_starts]
         expected = sum(
             np.mean(mixed(first)[:, a] * q.predict(first, np.full(12, a))) for a in (0, 1)
         )
-        got = estimate_return(t, mixed)
+        got = estimate_return(t, mixed, gamma=0.9)
         np.testing.assert_allclose(got.value, expected, **tolerance("iterative"))
         assert got.low < got.value < got.high and got.n == 12 and got.level == 0.95
         assert got.method == "lstdq, bootstrap, expanded percentile over episodes"
@@ -239,6 +240,18 @@ class TestInterval:
         refitted = again(np.ones((1, 4)))[0]
         np.testing.assert_allclose(drawn, refitted, **tolerance("closed form"))
         assert drawn != plain
+
+    def test_of_a_mean_of_few_it_is_student_s(self):
+        """On-policy "is" is the mean return, whose interval is known: mean ± t·s/√n."""
+        returns = np.array([1.0, 4.0, 2.0, 8.0, 5.0])
+        t = Transitions(np.zeros(5), returns, np.zeros(5), np.ones(5), actions=np.zeros(5, int))
+        half = np.full((5, 2), 0.5)
+        got = estimate_return(
+            t, lambda s: half, method="is", behaviour=lambda s: half, n_resamples=20_000, level=0.9
+        )
+        width = student.ppf(0.95, 4) * returns.std(ddof=1) / np.sqrt(5)
+        expected = [returns.mean() - width, returns.mean() + width]
+        np.testing.assert_allclose([got.low, got.high], expected, **tolerance("monte carlo"))
 
     def test_groups_where_sums_would_not_fit(self, monkeypatch):
         t = walk(10)
