@@ -172,7 +172,7 @@ def solve_nested(
     cross = smooth(ahead)  # EK'
     # EK''E by smoothing (EK'')ᵀ, E being symmetric.
     twice = smooth(xp.matrix_transpose(smooth(_between(kernel, following))))
-    products = k - gamma * (cross + xp.matrix_transpose(cross)) + gamma**2 * twice
+    products = k - 2.0 * gamma * cross + gamma**2 * twice  # and its transpose, halved
     products = (products + xp.matrix_transpose(products)) / 2
     outer = linalg.cholesky(ridged(products, n * ridge), owner=owner).lower
     beta = linalg.solve_cholesky(outer, smooth(_wide(xp, rows.rewards)))

@@ -113,9 +113,7 @@ class WindowSums:
             difference = discounted_ahead(difference, rows.starts, decay)
             rewards = discounted_ahead(rewards[:, None], rows.starts, decay)[:, 0]
         gone = Block(rows.phi[:k], difference[:k], rewards[:k], rows.starts[:k])
-        kept = Block(*(x[k:].copy() for x in rows))
-        kept.starts[0] = True
-        return gone, kept
+        return gone, Block(*(x[k:] for x in rows))
 
     def _afresh(self) -> None:
         self.sums, self.left = Sums(self.sums.decay, 1.0), 0

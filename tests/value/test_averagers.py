@@ -107,6 +107,18 @@ class TestAgainstDynamicProgramming:
 
 
 @pytest.mark.parametrize("greedy", [False, True])
+def test_td_errors_are_those_of_the_values(greedy):
+    """r + γ m max Q(s', ·) − Q(s, a) row by row, with rows that end."""
+    t = walk()
+    model = KernelAverager(RBF(0.8), 0.9, greedy=greedy).fit(t)
+    q, ahead = model.action_values(t.states), model.predict(t.next_states)
+    for i, delta in enumerate(model.td_errors(t)):
+        column = int(t.actions[i]) // 10 if greedy else 0
+        target = t.rewards[i] + (0.0 if t.terminated[i] else 0.9 * ahead[i])
+        assert delta == pytest.approx(target - q[i, column])
+
+
+@pytest.mark.parametrize("greedy", [False, True])
 def test_contracts(greedy):
     """‖V₁ − V₂‖∞ ≤ ‖r₁ − r₂‖∞/(1 − γ) for any rewards, where ridge regression has no such bound."""
     t, rng = walk().replace(terminated=np.zeros(40)), np.random.default_rng(1)
