@@ -8,6 +8,7 @@ from torch import Tensor
 from kernrl import checks
 from kernrl.deep_alignment.ops import inputs
 from kernrl.deep_alignment.ops.scan import cut_decay, reverse_scan
+from kernrl.deep_alignment.ops.sequences import boundaries
 
 
 @torch.no_grad()
@@ -21,6 +22,7 @@ def gae(
     gamma: float,
     trace_decay: float,
     mask: Tensor | None = None,  # (b, t) True = a real transition
+    segments: Tensor | None = None,  # (b, t) whole numbers, for sequences packed into a row
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:  # advantages, returns: both (b, t)
     """Generalised advantage estimates and the returns they imply.
@@ -32,7 +34,10 @@ def gae(
     Schulman et al. (2016), eqs. 11 and 16. λ = 0 gives the one-step TD error, λ = 1 the
     discounted return minus V. A step both terminated and truncated is terminated. An entry that
     does not count (padding, the row a vector env spends on its reset) is read nowhere and gets
-    0; the trace passes over it undiminished. No gradient flows. Cost O(b t log t), no loop over t.
+    0; the trace passes over it undiminished. Where `segments` changes (`segment_ids(cu_seqlens)`)
+    the trace is cut; V(s_{t+1}) there counts unless terminated, as at the end of a row.
+    `next_values(values, …)` makes V(s_{t+1}) for token sequences. No gradient flows. Cost
+    O(b t log t), no loop over t.
 
     >>> rewards, values = torch.ones(1, 3), torch.zeros(1, 3)
     >>> end = torch.tensor([[False, False, True]])
@@ -51,7 +56,8 @@ def gae(
     # masked_fill, not a product with 1 − terminated: V past an end may be anything, even inf.
     delta = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
     delta = inputs.zeroed(delta, mask)
-    decay = cut_decay(gamma * trace_decay, terminated | truncated, mask, delta)
+    ends = boundaries("gae", segments, "rewards", rewards)
+    decay = cut_decay(gamma * trace_decay, terminated | truncated, mask, delta, ends)
     advantages = inputs.zeroed(reverse_scan(decay, delta), mask)
     return advantages, advantages + inputs.zeroed(values, mask)
 

@@ -25,7 +25,16 @@ def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:  # (..., t), (..., t) -> (
     return y
 
 
-def cut_decay(decay: float, cut: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
-    """`decay` where the episode goes on, 0 where it is cut, 1 across entries that do not count."""
-    steps = torch.full_like(like, decay).masked_fill_(cut, 0.0)
-    return steps if mask is None else steps.masked_fill_(~mask, 1.0)
+def cut_decay(
+    decay: float | Tensor, cut: Tensor, mask: Tensor | None, like: Tensor, ends: Tensor
+) -> Tensor:
+    """`decay` where the episode goes on, 0 where it is cut, 1 across entries that do not count.
+
+    `ends` are the boundaries of packed segments: 0 there even if the entry does not count, or
+    the trace would leak from one sequence into the padding and then the tokens of the one before.
+    """
+    steps = torch.zeros_like(like) + decay
+    steps.masked_fill_(cut, 0.0)
+    if mask is not None:
+        steps.masked_fill_(~mask, 1.0)
+    return steps.masked_fill_(ends, 0.0)
