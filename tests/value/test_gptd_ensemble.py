@@ -67,7 +67,16 @@ def test_mixture_of_means_and_variances():
     assert draws.shape == (20_000, 6)
     assert np.all(np.abs(draws.mean(axis=0) - mean) < 5 * got[1] / np.sqrt(20_000))
     assert np.all(np.abs(draws.std(axis=0) / got[1] - 1) < 0.05)
-    assert np.abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.03  # models come mixed
+
+
+def test_draws_of_the_models_come_mixed():
+    """Far from data one model's draws are 100 times the other's; every part of them has both."""
+    t = Transitions([[0.0]], [0.0], [[0.0]], [True])
+    both = GPTDEnsemble([RBF(), 1e4 * RBF()], 0.9, 1e8).fit(t)
+    draws = np.abs(both.sample([[50.0]], 4000, rng=0)[:, 0])
+    np.testing.assert_allclose(both.mixture_, 0.5, atol=1e-3)
+    large = draws > 5
+    assert 0.4 < large[:2000].mean() < 0.6 and 0.4 < large[2000:].mean() < 0.6
 
 
 def test_recursion_is_batch():
