@@ -217,6 +217,16 @@ class TestDictionary:
             assert np.sqrt(w @ kernel(both) @ w) <= budget * (1 + 1e-9)
             assert name == "_helper" or np.abs(u).max() > 0.1
 
+    def test_pruning_leaves_the_trace_its_atoms(self):
+        """V is 0 until the last reward: atoms that only e needs must still be there to credit."""
+        s = np.arange(6.0)
+        t = Transitions(s, s == 5, s + 1, s == 5)
+        plain = KernelTD(RBF(0.5), 0.9, 0.3, trace_decay=0.9, dictionary=ALL).fit(t)
+        komp = Dictionary(admit="all", prune="komp")
+        pruned = clone(plain).set_params(dictionary=komp, budget=1e-9).fit(t)
+        assert plain.predict([[0.0]])[0] > 0.05
+        np.testing.assert_allclose(pruned.predict(s), plain.predict(s), **tolerance("closed form"))
+
     def test_a_budget_of_zero_changes_nothing(self):
         t = walk()
         plain = KernelTD(RBF(1.0), 0.9, 0.3, dictionary=ALL).fit(t)
