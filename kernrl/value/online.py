@@ -98,7 +98,9 @@ class Online:
 
 
 def on_host(t: Transitions) -> Transitions:
-    """The rows of V as float64 NumPy arrays."""
+    """The rows of V as float64 NumPy arrays; t itself where they are."""
+    if isinstance(t.states, np.ndarray) and t.states.dtype == t.next_states.dtype == np.float64:
+        return t
     states, following = (np.asarray(arrays.host(x), np.float64) for x in (t.states, t.next_states))
     return Transitions(
         states,

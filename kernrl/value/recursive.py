@@ -39,7 +39,7 @@ class RecursiveKLSTD(Online, KernelEstimator):
     features: None for Dictionary(); a Dictionary (cloned), or Nystroem or RandomFeatures, which are
     fitted on the rows of the first call.
 
-    Cost of a row with m features: O(m²), in a window with traces O(window·m); a value asked in
+    Cost of a row with m features: O(m²), and of a call on a window O(window·m); a value asked in
     between needs the solution: refined from the last inverse in O(m²) a round, afresh in O(m³)
     where that is too far away. Memory O(m²), and O(window·m). On the host, in float64.
 

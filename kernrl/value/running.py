@@ -134,6 +134,8 @@ def _appended(rows: Block, more: Block) -> Block:
 
 def padded(rows: Any, m: int) -> np.ndarray:  # (n, ≤ m) or list -> (n, m)
     """Rows with zeros behind: features that came after them."""
+    if isinstance(rows, np.ndarray) and rows.shape[1] == m:
+        return rows
     out = np.zeros((len(rows), m))
     if isinstance(rows, np.ndarray):
         out[:, : rows.shape[1]] = rows
