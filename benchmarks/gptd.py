@@ -90,7 +90,7 @@ def _by_gpytorch(data: Transitions) -> float:
 
     with gpytorch.settings.max_cholesky_size(10**6):
         optimiser.step(closure)
-        return -float(closure()) * len(data)
+        return -closure().item() * len(data)
 
 
 def online_step() -> Case:
