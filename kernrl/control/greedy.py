@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,46 @@ class GreedyPolicy:
             setattr(features, name, value)
         scaler = StateScaler().restore(_under("scaler.", state))
         return GreedyPolicy(scaler, features, state["weights"], n_actions)
+
+
+class MeanPolicy:
+    """Greedy in the mean Q of several policies: what they agree on stays, their errors average.
+
+    Anschel, Baram & Shimkin (2017) average the last networks of DQN for the same reason.
+    """
+
+    def __init__(self, members: Sequence[GreedyPolicy]) -> None:
+        self.members = tuple(members)
+
+    def q(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b, a)
+        """Mean Q of every action."""
+        total = self.members[0].q(observations)
+        for member in self.members[1:]:
+            total = total + member.q(observations)
+        return total / len(self.members)
+
+    def act(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b,)
+        """Greedy action numbers from 0, ties to the lowest."""
+        return np.argmax(self.q(observations), axis=1)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Every learnt array, by member."""
+        states = enumerate(member.state() for member in self.members)
+        return {f"{k}.{name}": x for k, state in states for name, x in state.items()}
+
+    def meta(self) -> dict[str, Any]:
+        """What is no array, by member."""
+        return {"members": [member.meta() for member in self.members]}
+
+    @staticmethod
+    def restored(state: dict[str, np.ndarray], meta: dict[str, Any], n_actions: int) -> MeanPolicy:
+        """The policy that `state` and `meta` describe."""
+        return MeanPolicy(
+            [
+                GreedyPolicy.restored(_under(f"{k}.", state), member, n_actions)
+                for k, member in enumerate(meta["members"])
+            ]
+        )
 
 
 def with_action(z: np.ndarray, action: int | np.ndarray) -> np.ndarray:  # (n, d) -> (n, d + 1)

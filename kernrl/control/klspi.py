@@ -10,7 +10,7 @@ from gymnasium import spaces
 from kernrl import arrays, checks
 from kernrl.agent import Agent
 from kernrl.approx.nystroem import Nystroem
-from kernrl.control.greedy import GreedyPolicy, with_action
+from kernrl.control.greedy import GreedyPolicy, MeanPolicy, with_action
 from kernrl.control.states import StateScaler, default_kernel, is_table
 from kernrl.data.collect import Step
 from kernrl.data.transitions import Transitions
@@ -43,13 +43,14 @@ class KLSPI(Agent):
     first_round, round_steps: env steps, uniformly random, before the first solve; between solves.
     epsilon, epsilon_final: exploration after the first round, falling linearly to its last value
     at the end of training.
-    keep: "last" answers with the newest policy; "best" with the one whose own training round had
-    the highest mean return (rounds that finished no episode of their own do not count), since
-    policies of successive rounds differ more than their data.
+    average: answer greedily in the mean Q of the newest `average` rounds, since policies of
+    successive rounds differ more than their data do. The newest alone collects: what it visits
+    and the mean would avoid is what the next round learns most from.
     window: learn from the last `window` transitions; None from all.
     standardise: scale states to mean 0, deviation 1 (fitted each round, saved).
 
-    Learnt: policy_ (scaler, features and weights of the answer), plus the Agent's attributes.
+    Learnt: policy_ (a MeanPolicy: scaler, features and weights of each of its members), plus the
+    Agent's attributes.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class KLSPI(Agent):
         round_steps: int = 2000,
         epsilon: float = 0.2,
         epsilon_final: float = 0.05,
-        keep: str = "last",
+        average: int = 1,
         window: int | None = None,
         standardise: bool = True,
         rng: arrays.Seed = None,
@@ -79,7 +80,7 @@ class KLSPI(Agent):
         self.round_steps = round_steps
         self.epsilon = epsilon
         self.epsilon_final = epsilon_final
-        self.keep = keep
+        self.average = average
         self.window = window
         self.standardise = standardise
         self.rng = rng
@@ -92,8 +93,7 @@ class KLSPI(Agent):
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "ridge", self.ridge, at_least=0.0)
         checks.real(owner, "tolerance", self.tolerance, at_least=0.0, below=1.0)
-        checks.choice(owner, "keep", self.keep, ("best", "last"))
-        for name in ("n_iterations", "first_round", "round_steps"):
+        for name in ("n_iterations", "first_round", "round_steps", "average"):
             checks.integer(owner, name, getattr(self, name), at_least=1)
         if self.window is not None:
             checks.integer(owner, "window", self.window, at_least=1)
@@ -109,7 +109,8 @@ class KLSPI(Agent):
         self._check()
         t = transitions
         columns = (t.states, t.actions, t.rewards, t.next_states, t.terminated)
-        self.policy_, _ = self._learn(tuple(arrays.host(x) for x in columns), None)
+        policy, _ = self._learn(tuple(arrays.host(x) for x in columns), None)
+        self.policy_ = MeanPolicy([policy])
 
     def _learn(self, columns: Columns, before: GreedyPolicy | None) -> tuple[GreedyPolicy, int]:
         """One round: representation, then policy iteration; also the iterations made."""
@@ -198,20 +199,17 @@ class KLSPI(Agent):
         self._total = total_steps
         self._next_round = min(self.first_round, total_steps)
         self._seen: list[Columns] = []
-        self._working: GreedyPolicy | None = None  # the newest policy, which collects
-        self._best = -np.inf
-        self._first_own = 0  # the first episode that the working policy began itself
 
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """ε-greedy in the newest policy; uniformly random in the first round."""
+        """ε-greedy; uniformly random in the first round."""
         start = int(self.action_space_.start)
         random = self.rng_.integers(self._n_actions, size=len(observations)) + start
-        if self._working is None:
+        if not hasattr(self, "policy_"):
             return random
         explore = self.rng_.random(len(observations)) < self._epsilon()
         if explore.all():
             return random
-        return np.where(explore, random, self._working.act(observations) + start)
+        return np.where(explore, random, self.policy_.members[-1].act(observations) + start)
 
     def _epsilon(self) -> float:
         progress = (self.steps_ - self.first_round) / max(1, self._total - self.first_round)
@@ -226,38 +224,21 @@ class KLSPI(Agent):
         self._seen.append(row)
 
     def update(self) -> int:
-        """Judge the working policy and iterate anew when a round is full."""
+        """Iterate anew when a round is full."""
         if self.steps_ < self._next_round:
             return 0
         self._next_round = min(self.steps_ + self.round_steps, self._total)
-        self._judge()
-        if self.keep == "best" and self.steps_ >= self._total and np.isfinite(self._best):
-            return 0  # a policy that no round could judge would never be the answer
         columns = tuple(np.concatenate(parts) for parts in zip(*self._seen, strict=True))
         if self.window is not None:
             columns = tuple(column[-self.window :] for column in columns)
         self._seen = [columns]
-        self._working, iterations = self._learn(columns, self._working)
-        # The episodes now under way were begun by the policy before.
-        self._first_own = len(self.episode_returns_) + self.n_envs_
-        if self.keep == "last" or not np.isfinite(self._best):
-            self.policy_ = self._working
+        members = self.policy_.members if hasattr(self, "policy_") else ()
+        newest, iterations = self._learn(columns, members[-1] if members else None)
+        self.policy_ = MeanPolicy((*members, newest)[-self.average :])
         return iterations
 
-    def _judge(self) -> None:
-        """Make the working policy the answer if its own episodes were the best so far."""
-        own = self.episode_returns_[self._first_own :]
-        if self._working is None or not own:
-            return
-        mean = float(np.mean(own))
-        self.record("round_return", mean)
-        if mean > self._best:
-            self._best = mean
-            if self.keep == "best":
-                self.policy_ = self._working
-
     def _end(self) -> None:
-        self._seen, self._working = [], None
+        self._seen = []
 
     # ---------------------------------------------------------------- using it
 
@@ -291,4 +272,4 @@ class KLSPI(Agent):
         return self.policy_.meta()
 
     def _restore(self, state: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        self.policy_ = GreedyPolicy.restored(state, meta, self._n_actions)
+        self.policy_ = MeanPolicy.restored(state, meta, self._n_actions)

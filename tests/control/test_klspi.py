@@ -96,7 +96,7 @@ class TestEnvironment:
         agent.fit(env, 500)
         assert 500 <= agent.steps_ < 500 + n_envs
         assert len(agent.log_["features"]) == 3
-        assert agent.policy_.weights.shape[0] == 2
+        assert agent.policy_.members[0].weights.shape[0] == 2
 
     def test_learns_cartpole_a_little(self):
         agent = KLSPI(
@@ -106,38 +106,34 @@ class TestEnvironment:
             n_iterations=5,
             first_round=500,
             round_steps=500,
-            keep="best",
             rng=0,
         )
         agent.fit("CartPole-v1", 3000)
         assert np.mean(agent.episode_returns_[-5:]) > 2 * np.mean(agent.episode_returns_[:15])
 
-    def test_best_keeps_the_round_with_the_highest_own_return(self):
+    def test_answer_is_greedy_in_the_mean_of_the_newest_rounds(self):
+        seen = []
         agent = KLSPI(
             gamma=0.98,
-            ridge=1e-3,
-            features=Nystroem(n_components=40),
+            features=Nystroem(n_components=30),
             n_iterations=3,
-            first_round=300,
-            round_steps=300,
-            keep="best",
+            first_round=200,
+            round_steps=100,
+            average=3,
             rng=3,
-        )
-        judged = []
-        agent.fit(
-            "CartPole-v1", 1800, callbacks=[lambda a: judged.append(getattr(a, "policy_", 0))]
-        )
-        returns = [value for _, value in agent.log_["round_return"]]
-        steps = [step for step, _ in agent.log_["round_return"]]
-        best_step = steps[int(np.argmax(returns))]
-        assert judged[best_step - 1] is agent.policy_  # taken when its round ended, kept after
-        assert len({id(p) for p in judged}) > 2
+        ).fit("CartPole-v1", 700, callbacks=[lambda a: seen.append(getattr(a, "policy_", None))])
+        rounds = list(dict.fromkeys(p.members[-1] for p in seen if p is not None))
+        assert len(rounds) == 6 and agent.policy_.members == tuple(rounds[-3:])
+        states = np.random.default_rng(0).normal(size=(5, 4))
+        mean = np.mean([p.q(states) for p in rounds[-3:]], axis=0)
+        np.testing.assert_allclose(agent.q_values(states), mean, **tolerance("algebra"))
+        np.testing.assert_array_equal(agent.predict(states), mean.argmax(axis=1))
 
     def test_discrete_observations_get_the_tabular_kernel(self):
         agent = KLSPI(gamma=0.95, first_round=2000, features=None, rng=0)
         agent.fit(gym.make("FrozenLake-v1", is_slippery=False), 2000)
-        assert isinstance(agent.policy_.features.kernel_, Delta)
-        assert agent.policy_.weights.shape[1] <= 16
+        assert isinstance(agent.policy_.members[0].features.kernel_, Delta)
+        assert agent.policy_.members[0].weights.shape[1] <= 16
         path, env = 0.0, gym.make("FrozenLake-v1", is_slippery=False)
         state, _ = env.reset(seed=0)
         for _ in range(20):
@@ -166,7 +162,8 @@ def test_same_seed_same_policy():
     runs = [
         KLSPI(features=Nystroem(n_components=30), first_round=300, round_steps=200, rng=s)
         .fit("CartPole-v1", 700)
-        .policy_.weights
+        .policy_.members[0]
+        .weights
         for s in (0, 0, 1)
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -178,7 +175,7 @@ def test_same_seed_same_policy():
     [
         (lambda: KLSPI().fit("Pendulum-v1", 100), "KLSPI: the action space must be Disc"),
         (lambda: KLSPI(kernel="rbf").fit("CartPole-v1", 9), "KLSPI: kernel must be a kernel"),
-        (lambda: KLSPI(keep="both").fit("CartPole-v1", 9), "KLSPI: keep must be one of best, last"),
+        (lambda: KLSPI(average=0).fit("CartPole-v1", 9), "KLSPI: average must be an integer"),
         (lambda: KLSPI(epsilon=2.0).fit("CartPole-v1", 9), "KLSPI: epsilon must be a finite"),
         (lambda: KLSPI(first_round=0).fit("CartPole-v1", 9), "KLSPI: first_round must be an int"),
         (lambda: KLSPI(window=0).fit("CartPole-v1", 9), "KLSPI: window must be an integer"),
