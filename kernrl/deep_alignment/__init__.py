@@ -19,6 +19,7 @@ __getattr__, __dir__, __all__ = attach(
         "next_values": "kernrl.deep_alignment.ops.sequences",
         "off_policy_mask": "kernrl.deep_alignment.ops.importance",
         "policy_loss": "kernrl.deep_alignment.ops.policy",
+        "preference_loss": "kernrl.deep_alignment.ops.preference",
         "retrace": "kernrl.deep_alignment.ops.traces",
         "segment_ids": "kernrl.deep_alignment.ops.sequences",
         "sequence_logprobs": "kernrl.deep_alignment.ops.sequences",
