@@ -165,10 +165,10 @@ def last_counting(mask: Tensor | None, like: Tensor) -> Tensor:  # (b, t) bool
 
 def whole(owner: str, name: str, x: Any) -> Tensor:
     """A tensor of whole numbers."""
-    if not isinstance(x, Tensor):
-        cure = "Convert it first, for example with torch.as_tensor."
-        checks.fail(owner, f"{name} must be a torch tensor", type(x).__name__, cure, TypeError)
-    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+    out = inputs.tensor(owner, name, x)
+    if out.is_floating_point() or out.is_complex() or out.dtype == torch.bool:
         rule = f"{name} must be a tensor of whole numbers"
-        checks.fail(owner, rule, f"dtype {x.dtype}", "Convert it first, with x.long().", TypeError)
-    return x
+        checks.fail(
+            owner, rule, f"dtype {out.dtype}", "Convert it first, with x.long().", TypeError
+        )
+    return out
