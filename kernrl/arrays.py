@@ -316,6 +316,16 @@ def clip_below_in_place(x: Array, floor: float) -> Array:
     return xp.clip(x, min=floor)
 
 
+def clip_above_in_place(x: Array, ceiling: float) -> Array:
+    """min(x, ceiling), in x's memory where its library can and no gradient is recorded."""
+    xp = namespace(x)
+    if is_numpy(xp) or array_api_compat.is_cupy_namespace(xp):
+        return xp.minimum(x, x.dtype.type(ceiling), out=x)
+    if array_api_compat.is_torch_namespace(xp):
+        return x.clamp(max=ceiling) if x.requires_grad else x.clamp_(max=ceiling)
+    return xp.clip(x, max=ceiling)
+
+
 def with_diagonal(x: Array, values: Array, offset: int = 0) -> Array:
     """x with x[i, offset + i] = values[i] for i < len(values); in x's memory where possible."""
     xp = namespace(x)

@@ -15,6 +15,7 @@ from kernrl.kernels import gram as _gram
 
 Array = Any
 Section = Callable[[Array], Array]  # (b, d) -> (b, m)
+Filler = Callable[[np.ndarray, np.ndarray], None]  # (b, d), (b, m) that is overwritten
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,15 @@ class Kernel:
 
     def _diagonal(self, xp: Any, x: Array) -> Array:  # (n, d) -> (n,)
         raise NotImplementedError
+
+    def _filler(self, z: np.ndarray) -> Filler:  # (m, d)
+        """`_section` on NumPy into given memory; a kernel that can work in it says how."""
+        section = self._section(np, z)
+
+        def fill(x: np.ndarray, out: np.ndarray) -> None:
+            out[...] = section(x)
+
+        return fill
 
     def _validate(self) -> None:
         """Check the fields; called on construction and after set_params."""
@@ -203,6 +213,15 @@ class Scaled(Kernel):
     def _section(self, xp: Any, z: Array) -> Section:
         inner = self.kernel._section(xp, z)
         return lambda x: float(self.factor) * inner(x)
+
+    def _filler(self, z: np.ndarray) -> Filler:
+        inner = self.kernel._filler(z)
+
+        def fill(x: np.ndarray, out: np.ndarray) -> None:
+            inner(x, out)
+            out *= float(self.factor)
+
+        return fill
 
     def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
         """k(x, z_j) for one point."""

@@ -10,7 +10,7 @@ import numpy as np
 from kernrl import arrays, checks
 
 Array = Any
-Distance = Callable[[Array], Array]  # (b, d) -> (b, m)
+Distance = Callable[..., Array]  # (b, d)[, memory (b, m)] -> (b, m), in that memory if it can
 
 MEDIAN_ROWS = 1000  # distances of a subsample: n² pairs of a million rows would be terabytes
 
@@ -21,15 +21,34 @@ def expanded(xp: Any, z: Array) -> Distance:
     Clamped at 0. Expects centred rows: the cancellation error is eps·(|x|² + |z|²). Folding the
     norms into the product saves two passes over the (b, m) tile.
     """
-    norms = xp.sum(z * z, axis=1, keepdims=True)
+    product = _folded(xp, z, 1.0)
+    return lambda x, out=None: arrays.clip_below_in_place(product(x, out), 0.0)
+
+
+def gaussian(xp: Any, z: Array) -> Distance:
+    """exp(−½‖x − z‖²): `expanded` with −½ inside the product, so that exp is the only other pass.
+
+    The exponent is clamped at 0 from above. Expects centred rows.
+    """
+    product = _folded(xp, z, -0.5)
+
+    def values(x: Array, out: Array = None) -> Array:
+        return arrays.exp_in_place(arrays.clip_above_in_place(product(x, out), 0.0))
+
+    return values
+
+
+def _folded(xp: Any, z: Array, factor: float) -> Distance:
+    """factor·(|x|² − 2xᵀz + |z|²) as one product."""
+    norms = factor * xp.sum(z * z, axis=1, keepdims=True)
     right = xp.concat((z, norms, xp.ones_like(norms)), axis=1).T
 
-    def distance(x: Array) -> Array:
-        norms = xp.sum(x * x, axis=1, keepdims=True)
-        left = xp.concat((-2.0 * x, xp.ones_like(norms), norms), axis=1)
-        return arrays.clip_below_in_place(xp.matmul(left, right), 0.0)
+    def product(x: Array, out: Array = None) -> Array:
+        norms = factor * xp.sum(x * x, axis=1, keepdims=True)
+        left = xp.concat((-2.0 * factor * x, xp.ones_like(norms), norms), axis=1)
+        return xp.matmul(left, right) if out is None else np.matmul(left, right, out=out)
 
-    return distance
+    return product
 
 
 def direct(xp: Any, z: Array) -> Distance:
@@ -37,7 +56,7 @@ def direct(xp: Any, z: Array) -> Distance:
     if arrays.is_numpy(xp):
         return _cdist(z, "sqeuclidean")
 
-    def distance(x: Array) -> Array:
+    def distance(x: Array, out: Array = None) -> Array:
         total = xp.zeros((x.shape[0], z.shape[0]), dtype=z.dtype, device=arrays.device(z))
         for k in range(z.shape[1]):
             total = total + (x[:, k, None] - z[None, :, k]) ** 2
@@ -63,7 +82,7 @@ def manhattan(xp: Any, z: Array) -> Distance:
 def _cdist(z: np.ndarray, metric: str) -> Distance:
     from scipy.spatial.distance import cdist
 
-    return lambda x: cdist(x, z, metric).astype(z.dtype, copy=False)
+    return lambda x, out=None: cdist(x, z, metric).astype(z.dtype, copy=False)
 
 
 def median_distance(

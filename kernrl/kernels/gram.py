@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -86,16 +87,18 @@ class GramOperator:
 
     def dense(self) -> Array:  # -> (n, m)
         """The whole matrix."""
-        if arrays.is_numpy(self.xp):
-            return self._threaded(lambda block: block, (self.shape[1],))
-        return self._tiled(lambda block: block)
+        if not arrays.is_numpy(self.xp):
+            return self._tiled(lambda block: block)
+        out, fill = np.empty(self.shape, dtype=self.dtype), self._tile_filler()
+        self._each_tile(lambda start, stop: fill(start, stop, out[start:stop]))
+        return out
 
     def __matmul__(self, w: Array) -> Array:  # (m,) or (m, k) -> (n,) or (n, k)
         w = arrays.take("GramOperator", "w", w)
         if w.shape[0] != self.shape[1]:
             checks.fail("GramOperator", f"w must have {self.shape[1]} rows", checks.shape(w))
         if arrays.is_numpy(self.xp):
-            return self._threaded(lambda block: block @ w, tuple(w.shape[1:]), w.dtype)
+            return self._threaded_product(w)
         w = arrays.like(w, self.x)
         return self._tiled(lambda block: self.xp.matmul(block, w))
 
@@ -113,18 +116,38 @@ class GramOperator:
             return function(self.tile(0, 0))
         return parts[0] if len(parts) == 1 else self.xp.concat(parts, axis=0)
 
-    def _threaded(
-        self, function: Callable[[Array], Array], tail: tuple[int, ...], dtype: Any = None
-    ) -> np.ndarray:
-        n = self.shape[0]
-        out = np.empty((n, *tail), dtype=np.result_type(self.dtype, dtype or self.dtype))
+    def _tile_filler(self) -> Callable[[int, int, np.ndarray], None]:
+        """`tile` into given memory, on NumPy: no tile is made only to be copied."""
+        filler = self.kernel._filler(self.y)
 
-        def work(start: int) -> None:
-            stop = min(start + TILE_ROWS, n)
-            out[start:stop] = function(self.tile(start, stop))
+        def fill(start: int, stop: int, out: np.ndarray) -> None:
+            filler(self.x[start:stop], out)
+            if self.symmetric:
+                exact = self.kernel._diagonal(self.xp, self.x[start:stop])
+                arrays.with_diagonal(out, exact, offset=start)
 
-        parallel_rows(work, n, TILE_ROWS, n * self.shape[1])
+        return fill
+
+    def _threaded_product(self, w: np.ndarray) -> np.ndarray:
+        n, m = self.shape
+        out = np.empty((n, *w.shape[1:]), dtype=np.result_type(self.dtype, w.dtype))
+        fill, own = self._tile_filler(), threading.local()  # one tile a thread stays in its cache
+
+        def work(start: int, stop: int) -> None:
+            if not hasattr(own, "tile"):
+                own.tile = np.empty((min(TILE_ROWS, n), m), dtype=self.dtype)
+            tile = own.tile[: stop - start]
+            fill(start, stop, tile)
+            np.matmul(tile, w, out=out[start:stop])
+
+        self._each_tile(work)
         return out
+
+    def _each_tile(self, work: Callable[[int, int], None]) -> None:
+        n = self.shape[0]
+        parallel_rows(
+            lambda start: work(start, min(start + TILE_ROWS, n)), n, TILE_ROWS, n * self.shape[1]
+        )
 
 
 def parallel_rows(work: Callable[[int], None], n: int, step: int, entries: int) -> None:

@@ -11,8 +11,15 @@ import numpy as np
 from scipy import special
 
 from kernrl import arrays, checks
-from kernrl.kernels.base import Kernel, Section
-from kernrl.kernels.distances import direct, expanded, manhattan, median_distance
+from kernrl.kernels.base import Filler, Kernel, Section
+from kernrl.kernels.distances import (
+    Distance,
+    direct,
+    expanded,
+    gaussian,
+    manhattan,
+    median_distance,
+)
 
 Array = Any
 LengthScale = Any  # float, (d,) array-like, or "median"
@@ -31,6 +38,7 @@ class Stationary(Kernel):
     # f has an infinite slope at 0 (Matérn 1/2), so rounding in the expanded |x|² + |y|² − 2xy
     # would show as its square root: such kernels sum (x − y)² directly.
     _rough = False
+    _gaussian = False  # f(sq) = exp(−sq/2), which `distances.gaussian` makes in fewer passes
 
     def of_squared_distance(self, xp: Any, sq: Array) -> Array:  # (n, m) -> (n, m), may reuse sq
         """f(sq), with sq already scaled by ℓ²."""
@@ -70,18 +78,32 @@ class Stationary(Kernel):
         return x * inverse_scale
 
     def _section(self, xp: Any, z: Array) -> Section:
+        return self._values(xp, z)
+
+    def _filler(self, z: np.ndarray) -> Filler:
+        values = self._values(np, z)
+
+        def fill(x: np.ndarray, out: np.ndarray) -> None:
+            made = values(x, out)
+            if made is not out:
+                out[...] = made
+
+        return fill
+
+    def _values(self, xp: Any, z: Array) -> Distance:
+        """k(x, z) of tiles x, in the memory given where f works in place."""
         # Centring first keeps float32 exact on offset data: only differences matter to f.
         centre = xp.mean(z, axis=0) if z.shape[0] else xp.zeros_like(z[0:0, :].sum(axis=0))
         inverse_scale = self._inverse_scale(z)
-        distance = (direct if self._rough else expanded)(
-            xp, self._warp(xp, z - centre, inverse_scale)
-        )
+        make = gaussian if self._gaussian else direct if self._rough else expanded
+        form = make(xp, self._warp(xp, z - centre, inverse_scale))
 
-        def tile(x: Array) -> Array:
+        def values(x: Array, out: Array = None) -> Array:
             x = self._warp(xp, xp.astype(x, z.dtype, copy=False) - centre, inverse_scale)
-            return self.of_squared_distance(xp, distance(x))
+            made = form(x, out)
+            return made if self._gaussian else self.of_squared_distance(xp, made)
 
-        return tile
+        return values
 
     def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
         """k(x, z_j) for one point, by direct differences: exact and without a preparation."""
@@ -135,6 +157,8 @@ class RBF(Stationary):
     >>> float(RBF(2.0)(np.array([[0.0]]), np.array([[2.0]]))[0, 0].round(4))
     0.6065
     """
+
+    _gaussian = True
 
     def of_squared_distance(self, xp: Any, sq: Array) -> Array:
         sq *= -0.5
@@ -209,6 +233,7 @@ class Periodic(Stationary):
     """
 
     period: Any = 1.0
+    _gaussian = True
 
     def _validate(self) -> None:
         super()._validate()
@@ -245,6 +270,9 @@ class Laplacian(Stationary):
             return arrays.exp_in_place(-total)
 
         return tile
+
+    def _filler(self, z: np.ndarray) -> Filler:
+        return Kernel._filler(self, z)  # Stationary's is of Euclidean distances
 
     def row(self, x: Array, z: Array) -> Array:  # (d,), (m, d) -> (m,)
         """k(x, z_j) for one point."""
