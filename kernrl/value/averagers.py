@@ -53,7 +53,7 @@ class KernelAverager(Averager, KernelEstimator):
         self._labels(t)
         self._forget()
         self.n_features_in_ = int(t.states.shape[1])
-        self.kernel_ = self.kernel.resolve(state_rows(t).points)
+        self.kernel_ = self.kernel.resolve(state_rows(t).points, rng=0)
         self._seen = t
         return self._finish()
 

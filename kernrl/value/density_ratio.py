@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -125,6 +126,14 @@ class MWL(KernelEstimator):
         rows = pair_rows(self._owner, self.policy, t)
         initial = start_pairs(self._owner, self.policy, t, self._given)
         return StartedRows(rows.points, rows.rewards, rows.starts, rows.following, initial)
+
+    def _continued(self, rows: Rows) -> Rows:
+        rows = super()._continued(rows)
+        assert isinstance(rows, StartedRows)
+        if self._given is not None:
+            return rows
+        initial = tuple((u[1:], z[1:, :]) for u, z in rows.initial)  # the first is no s₀
+        return dataclasses.replace(rows, initial=initial)
 
     def _prepare(self, rows: Rows) -> None:
         self._initial: list[tuple[Weighted, ...]] = []

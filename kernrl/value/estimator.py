@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
@@ -13,6 +14,7 @@ from kernrl import arrays, checks
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
 from kernrl.value import iterative
+from kernrl.value.episodes import goes_on, open_end, whole
 from kernrl.value.system import FeatureSystem, Rows, values
 
 Array = Any
@@ -32,11 +34,13 @@ class KernelEstimator(BaseEstimator):
     trace_decay: float = 0.0  # estimators without traces leave it
     device: str
     solver: str = "auto"
+    _next: np.ndarray | None = None  # the state where the last episode stands, if open
 
     def fit(self, X: Transitions | Iterable[Transitions], y: None = None) -> Self:
         """Learn from transitions, or from an iterable of chunks of them (out of core).
 
-        Chunks are read once and in order. Features are fitted on the first chunks that together
+        Chunks are read once and in order; an episode goes on in the next chunk if it has not ended
+        and that begins at its next state. Features are fitted on the first chunks that together
         hold ten times n_components rows (or on all there are). Raises ValueError for bad
         parameters, TypeError for anything that is not Transitions.
         """
@@ -55,14 +59,19 @@ class KernelEstimator(BaseEstimator):
         """Add transitions and solve again: the same weights as one fit on all of them.
 
         With features, kernel and landmarks stay those of the first call; O(n m²) for the new rows.
-        The exact form keeps every row and solves anew, O(n³).
+        The exact form keeps every row and solves anew, O(n³). The episode of the last call goes on
+        if it has not ended and X begins at its next state.
         """
         self._check()
-        rows = self._rows(self._moved(transitions(self._owner, X)))
-        if not hasattr(self, "weights_"):
+        t = transitions(self._owner, X)
+        known = hasattr(self, "weights_")
+        if not known:
             self._forget()
+        rows = self._taken(t)
+        if not known:
             self._prepare(rows)
         self._absorb(rows)
+        self._next = open_end(t)
         return self._finish()
 
     def score(self, X: Transitions, y: None = None) -> float:
@@ -102,8 +111,14 @@ class KernelEstimator(BaseEstimator):
 
     def _chunks(self, X: Any) -> Iterator[Rows]:
         """Rows chunk by chunk; the first chunks are joined until features can be fitted on them."""
+        for t in self._joined_chunks(X):
+            rows = self._taken(t)
+            self._next = open_end(t)
+            yield rows
+
+    def _joined_chunks(self, X: Any) -> Iterator[Transitions]:
         if isinstance(X, Transitions):
-            yield self._rows(self._moved(X))
+            yield X
             return
         if not isinstance(X, Iterable):
             checks.fail(self._owner, "X must be Transitions", type(X).__name__, error=TypeError)
@@ -115,9 +130,19 @@ class KernelEstimator(BaseEstimator):
             if self.features is not None and sum(len(c) for c in head) >= wanted:
                 break
         if head:
-            yield self._rows(self._moved(Transitions.concatenate(head)))
-        for chunk in source:
-            yield self._rows(self._moved(chunk))
+            yield whole(head)
+        yield from source
+
+    def _taken(self, t: Transitions) -> Rows:
+        """The rows of t, the first of which may continue the episode of the rows before."""
+        rows = self._rows(self._moved(t))
+        return self._continued(rows) if goes_on(t, self._next) else rows
+
+    def _continued(self, rows: Rows) -> Rows:
+        """The rows, of which the first starts no episode."""
+        xp = arrays.namespace(rows.starts)
+        starts = xp.concat([xp.zeros_like(rows.starts[:1]), rows.starts[1:]])
+        return dataclasses.replace(rows, starts=starts)
 
     def _moved(self, t: Transitions) -> Transitions:
         """The transitions on the device asked for; work = n × (landmarks or n) Gram entries."""
@@ -132,6 +157,7 @@ class KernelEstimator(BaseEstimator):
         for name in ("weights_", "features_", "kernel_", "support_", "solver_", "_system", "_kept"):
             if hasattr(self, name):
                 delattr(self, name)
+        self._next = None
 
     def _prepare(self, rows: Rows) -> None:
         self.n_features_in_ = int(rows.points.shape[1])

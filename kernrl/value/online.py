@@ -32,6 +32,7 @@ class Online:
     kernel_: Kernel
     support_: np.ndarray | None
     weights_: np.ndarray
+    _next: np.ndarray | None
 
     _rows = staticmethod(state_rows)
 
@@ -53,14 +54,15 @@ class Online:
     def _prepare_features(self, features: Any, states: np.ndarray) -> None:
         """An empty dictionary, or a feature map fitted on `states`."""
         self.n_features_in_, self.n_transitions_ = int(states.shape[1]), 0
-        self.kernel_ = (features.kernel or self.kernel).resolve(states)
+        kernel = features.kernel or self.kernel
+        self.kernel_ = kernel.resolve(states, rng=0)  # the same rows, the same kernel
         self._grows = isinstance(features, Dictionary)
         if self._grows:
             self.features_ = clone(features).set_params(kernel=self.kernel_)
             self.features_.reset(states[:0])
         else:
             self.features_ = features.with_kernel(self.kernel_).fit(states)
-        self._next: np.ndarray | None = None  # the state where the last episode stands, if open
+        self._next = None
         self._latest: tuple[bytes, np.ndarray] | None = None  # the last s' and its φ
 
     def _offered(self, x: np.ndarray) -> np.ndarray:
@@ -69,15 +71,6 @@ class Online:
         if self._latest is None or self._latest[0] != key:
             self._latest = key, self.features_.offer_whitened(x)
         return self._latest[1]
-
-    def _continues(self, t: Transitions) -> bool:
-        """Whether the episode of the last call goes on: open, and t begins where it stands."""
-        return self._next is not None and np.array_equal(self._next, t.states[0])
-
-    def _stands_at(self, t: Transitions) -> None:
-        """Remember where the last row of t left its episode."""
-        ended = bool(t.terminated[-1] | t.truncated[-1])
-        self._next = None if ended else np.array(t.next_states[-1])
 
     def _trimmed(self, weights: np.ndarray, budget: float = 0.0) -> np.ndarray | None:
         """Prune the dictionary by its rule: the map (m', m) of φ onto the atoms left, or None.

@@ -11,6 +11,7 @@ from kernrl import checks
 from kernrl.approx.dictionary import Dictionary
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
+from kernrl.value.episodes import goes_on, open_end
 from kernrl.value.estimator import KernelEstimator, transitions
 from kernrl.value.online import Online, on_host
 from kernrl.value.running import Block, StaleInverse, Sums, WindowSums, padded
@@ -131,7 +132,7 @@ class RecursiveKLSTD(Online, KernelEstimator):
         prunes = self._grows and self.features_.prune is not None
         size = PRUNE_EVERY if prunes else max(len(t), 1)
         for start in range(0, len(t), size):
-            continues = self._continues(t) if start == 0 else not t.episode_starts[start]
+            continues = goes_on(t, self._next) if start == 0 else not t.episode_starts[start]
             self._learn_block(t[start : start + size], continues)
             if prunes:
                 self._prune()
@@ -143,7 +144,7 @@ class RecursiveKLSTD(Online, KernelEstimator):
         phi, ahead = self._features_of(t)
         ahead = np.where(t.terminated[:, None], 0.0, ahead)
         self._sums.add(Block(phi, phi - self.gamma * ahead, t.rewards, starts))
-        self._stands_at(t)
+        self._next = open_end(t)
         self._solution = None
 
     def _finish(self) -> Self:

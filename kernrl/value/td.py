@@ -12,6 +12,7 @@ from kernrl.approx.dictionary import Dictionary
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
 from kernrl.value.divergence import DivergenceMonitor
+from kernrl.value.episodes import goes_on, open_end
 from kernrl.value.estimator import KernelEstimator, transitions
 from kernrl.value.online import Online, on_host
 
@@ -167,13 +168,13 @@ class KernelTD(Online, KernelEstimator):
             self._begin(t.states)
         self._check_width(t.states)
         starts = np.array(t.episode_starts)
-        starts[0] = not self._continues(t)
+        starts[0] = not goes_on(t, self._next)
         prunes = self.features_.prune is not None
         for row in zip(t.states, t.rewards, t.next_states, t.terminated, starts, strict=True):
             self._step(*row)
             if prunes:
                 self._prune()
-        self._stands_at(t)
+        self._next = open_end(t)
         self._finish(t.rewards)
 
     def _step(

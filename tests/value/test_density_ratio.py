@@ -158,7 +158,13 @@ class TestRKHS:
         whole = MWL(SMOOTH, mixed, 0.9).fit(t)
         chunked = MWL(SMOOTH, mixed, 0.9).fit([t[:13], t[13:26], t[26:]])
         grown = MWL(SMOOTH, mixed, 0.9).partial_fit(t[:13]).partial_fit(t[13:])
-        for other in (chunked, grown):
+        cut = MWL(SMOOTH, mixed, 0.9).fit([t[:5], t[5:20], t[20:]])  # amid episodes
+        parts = MWL(SMOOTH, mixed, 0.9).fit(t[:5]).partial_fit(t[5:20]).partial_fit(t[20:])
+        features = Nystroem(n_components=3, rng=0)  # fitted on the first thirty rows
+        form = MWL(SMOOTH, mixed, 0.9, features=features).fit([t[:30], t[30:35], t[35:]])
+        one = MWL(SMOOTH, mixed, 0.9, features=features).fit([t[:30], t[30:]])
+        np.testing.assert_allclose(form.value_, one.value_, **tolerance("closed form"))
+        for other in (chunked, grown, cut, parts):
             np.testing.assert_allclose(other.value_, whole.value_, **tolerance("closed form"))
         given = MWL(SMOOTH, mixed, 0.9).fit([t[:13], t[13:]], initial_states=t.states[:3])
         expected = MWL(SMOOTH, mixed, 0.9).fit(t, initial_states=t.states[:3]).value_

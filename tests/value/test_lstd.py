@@ -151,19 +151,34 @@ class TestFeatureForm:
         t = walk()
         make = KLSTD(RBF(1.0), 0.9, features=features, trace_decay=decay)
         whole = clone(make).fit(t)
-        # Cut inside episodes, so that traces must be carried over; renumbering keeps them apart.
-        if decay == 0.0:
-            chunked = clone(make)
-            if features is not None:  # the features of the first call must be those of the whole
-                chunked.set_params(features=_Fixed(whole.features_))
-            chunked.fit(t[k : k + 13] for k in range(0, 60, 13))
-            np.testing.assert_allclose(chunked.weights_, whole.weights_, **tolerance("closed form"))
-        grown = clone(make)
-        if features is not None:
-            grown.set_params(features=_Fixed(whole.features_))
-        for a, b in ((0, 21), (21, 41), (41, 60)):  # cuts at the ends of episodes
-            grown.partial_fit(t[a:b])
-        np.testing.assert_allclose(grown.weights_, whole.weights_, **tolerance("closed form"))
+        # Cuts inside episodes, over which traces must be carried, and at their ends.
+        chunked, fitted_first, by_row = (_same_features(make, whole) for _ in range(3))
+        chunked.fit(t[k : k + 13] for k in range(0, 60, 13))
+        fitted_first.fit(t[:5])
+        for a, b in ((5, 21), (21, 30), (30, 60)):
+            fitted_first.partial_fit(t[a:b])
+        for k in range(0, 60, 6):
+            by_row.partial_fit(t[k : k + 6])
+        for other in (chunked, fitted_first, by_row):
+            np.testing.assert_allclose(other.weights_, whole.weights_, **tolerance("closed form"))
+
+    @pytest.mark.parametrize("end", ["terminated", "truncated", "elsewhere"])
+    @pytest.mark.parametrize("features", [None, Nystroem(n_components=3, rng=0)])
+    def test_traces_stop_between_chunks_where_an_episode_does(self, features, end):
+        """The second part begins at the next state of the first, so only its flag can part them."""
+        s, s2 = np.arange(4.0), np.array([1.0, 2.0, 3.0, 0.0])
+        flags = {"terminated": np.zeros(4), "truncated": np.zeros(4)}
+        if end == "elsewhere":
+            s2[1] = 0.5
+        else:
+            flags[end][1] = 1
+        t = Transitions(s, s + 1, s2, **flags, episode=[0, 0, 1, 1])
+        make = KLSTD(RBF(), 0.9, features=features, trace_decay=0.9)
+        whole = clone(make).fit(t)
+        chunked = _same_features(make, whole).fit([t[:2], t[2:]])
+        grown = _same_features(make, whole).fit(t[:2]).partial_fit(t[2:])
+        for other in (chunked, grown):
+            np.testing.assert_allclose(other.weights_, whole.weights_, **tolerance("closed form"))
 
     def test_traces_cross_blocks(self, monkeypatch):
         from kernrl.value import system
@@ -185,6 +200,12 @@ class TestFeatureForm:
         ]
         narrow, wide = (m.predict(x[:50]) for m in fits)
         assert np.abs(narrow - wide).max() < 5e-3 * np.abs(wide).max()
+
+
+def _same_features(make, whole):
+    """A clone of `make` that has the fitted features of `whole`, whatever rows it meets first."""
+    new = clone(make)
+    return new if whole.features_ is None else new.set_params(features=_Fixed(whole.features_))
 
 
 class _Fixed:
