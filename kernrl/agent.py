@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from sklearn.utils.metaestimators import available_if
 
 from kernrl import arrays, checks
 from kernrl.data import checkpoint, spaces
-from kernrl.data.collect import Sampler, Step
+from kernrl.data.collect import Sampler, Step, check_env
 from kernrl.data.transitions import Transitions
 
 Array = Any
@@ -73,10 +73,13 @@ class Agent(BaseEstimator):
         """
         if isinstance(env, Transitions):
             return self._learn_batch(env, total_steps)
+        check_env(self._owner, env)
         total_steps = checks.integer(self._owner, "total_steps", total_steps, at_least=1)
-        if callable(callbacks):
-            rule = "callbacks must be a list"
-            checks.fail(self._owner, rule, "one callback", "Write [callback].", TypeError)
+        if not isinstance(callbacks, Iterable):
+            got = "one callback" if callable(callbacks) else repr(callbacks)
+            checks.fail(
+                self._owner, "callbacks must be a list", got, "Write [callback].", TypeError
+            )
         watchers = [_Watcher(self._owner, callback) for callback in callbacks]
         rng = arrays.rng(getattr(self, "rng", None))
         with Sampler(env, seed=arrays.fresh_seed(rng)) as sampler:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -126,6 +127,21 @@ def integer(
     inside = (at_least is None or number >= at_least) and (at_most is None or number <= at_most)
     require(inside, owner, rule, value)
     return number
+
+
+def path(owner: str, name: str, value: object) -> str:
+    """A file or folder name (text or PathLike), returned as text."""
+    if not isinstance(value, str | os.PathLike):
+        fail(owner, f"{name} must be a path", repr(value), error=TypeError)
+    return os.fsdecode(value)
+
+
+def features(owner: str, value: object) -> None:
+    """None, or an instance that makes features with the kernel of its estimator."""
+    if value is None or (hasattr(value, "with_kernel") and not isinstance(value, type)):
+        return
+    cure = "Pass features=Nystroem(n_components=500), say."
+    fail(owner, "features must be None, Nystroem or RandomFeatures", repr(value), cure, TypeError)
 
 
 def numeric(owner: str, name: str, x: Array) -> None:

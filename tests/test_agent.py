@@ -213,6 +213,30 @@ def test_the_loop_costs_little():
 # ---------------------------------------------------------------- callbacks and progress
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: Logger().fit(np.zeros((3, 2))),
+            "Logger: env must be a gymnasium Env, a VectorEnv or an environment id, got ndarray.",
+        ),
+        (
+            lambda: Logger().fit(Counter(), 5, callbacks=print),
+            "Logger: callbacks must be a list, got one callback. Write [callback].",
+        ),
+        (
+            lambda: Logger().fit(Counter(), 5, callbacks=3),
+            "Logger: callbacks must be a list, got 3",
+        ),
+        (lambda: Logger().fit(Counter(), 5).save(None), "Logger.save: path must be a path, got No"),
+        (lambda: Agent.load(None), "Agent.load: path must be a path, got None."),
+    ],
+)
+def test_things_of_the_wrong_kind(call, text):
+    with pytest.raises(TypeError, match=re.escape(text)):
+        call()
+
+
 def test_a_callback_sees_every_step_and_may_stop():
     seen = []
 

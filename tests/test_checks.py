@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 
 import array_api_strict
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 from kernrl import checks
+from kernrl.approx.nystroem import Nystroem
 
 LIBRARIES = {"numpy": np.asarray, "torch": torch.as_tensor, "strict": array_api_strict.asarray}
 
@@ -134,6 +136,23 @@ def test_integer_names_its_bounds() -> None:
     for value in (True, 2.0, "2", None):
         with raises(TypeError, f"A: n must be an integer, got {value!r}."):
             checks.integer("A", "n", value)
+
+
+def test_path_takes_text_and_pathlike() -> None:
+    assert checks.path("A", "file", "a/b") == checks.path("A", "file", Path("a/b")) == "a/b"
+    for value in (None, 3, ["a"]):
+        with raises(TypeError, f"A: file must be a path, got {value!r}."):
+            checks.path("A", "file", value)
+
+
+def test_features_are_an_instance_that_takes_a_kernel() -> None:
+    checks.features("A", None)
+    checks.features("A", Nystroem())
+    cure = "Pass features=Nystroem(n_components=500), say."
+    for value in ("nystroem", Nystroem):
+        text = f"A: features must be None, Nystroem or RandomFeatures, got {value!r}. {cure}"
+        with raises(TypeError, text):
+            checks.features("A", value)
 
 
 # ---------------------------------------------------------------- arrays

@@ -189,7 +189,7 @@ def read(
     """The arrays and the header of a file, after checking format, checksum and header keys."""
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
+    if not Path(checks.path(owner, "path", path)).is_file():
         checks.fail(owner, "path must be a file", repr(str(path)), error=FileNotFoundError)
     try:
         with safe_open(str(path), framework="numpy") as file:

@@ -18,7 +18,7 @@ def replacing(path: Any, *, owner: str = "replacing") -> Iterator[Path]:
 
     A reader of `path` sees the old file or the new one, and an interrupted write leaves the old.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(checks.path(owner, "path", path)))
     if target.is_dir() or not target.parent.is_dir():
         rule = "path must name a file in a folder that exists"
         checks.fail(owner, rule, repr(str(path)), "", FileNotFoundError)

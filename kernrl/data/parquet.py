@@ -71,6 +71,8 @@ def _open(path: Any) -> tuple[Any, Any, dict[str, Any]]:
     """pyarrow, the open file, and the layout of its fields."""
     owner = "Transitions.from_parquet"
     pa, pq = _pyarrow(owner)
+    if not Path(checks.path(owner, "path", path)).is_file():
+        checks.fail(owner, "path must be a file", repr(str(path)), error=FileNotFoundError)
     try:
         file = pq.ParquetFile(path, memory_map=True)
         header = json.loads((file.schema_arrow.metadata or {})[_KEY])

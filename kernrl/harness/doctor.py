@@ -38,6 +38,7 @@ class Finding:
 
 
 EXTRA = "pip install 'kernrl[{}]'"
+GPU_EXTRA = f"It needs a CUDA GPU and {EXTRA.format('gpu-cuda12')} (or gpu-cuda13)."
 
 PROBES = (
     Probe(
@@ -85,13 +86,13 @@ PROBES = (
     Probe(
         "CuPy",
         "import cupy; x = cupy.ones((2, 2)); print(cupy.__version__, float((x @ x).sum()) == 8)",
-        EXTRA.format("gpu-cuda12") + " on a machine with a CUDA GPU",
+        GPU_EXTRA,
     ),
     Probe(
         "Triton",
         "import triton, torch; assert torch.cuda.is_available(), "
         "f'{triton.__version__} is there, a CUDA device is not'; print(triton.__version__)",
-        EXTRA.format("gpu-cuda12") + " on a machine with a CUDA GPU",
+        GPU_EXTRA,
     ),
     Probe("Ray", "import ray; print(ray.__version__)", EXTRA.format("scale")),
     Probe("pyarrow", "import pyarrow; print(pyarrow.__version__)", EXTRA.format("data")),

@@ -214,7 +214,7 @@ def load(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
         return config
     if isinstance(config, Mapping):
         return _validated(dict(config), "experiment")
-    path = Path(config)
+    path = Path(checks.path("experiment", "the configuration", config))
     owner = path.name
     if not path.is_file():
         checks.fail(

@@ -87,7 +87,7 @@ def open_run(folder: str | Path | Run) -> Run:
     """A finished run; says what to do about one that is not."""
     if isinstance(folder, Run):
         return folder
-    path = Path(folder)
+    path = Path(checks.path("run", "the run folder", folder))
     if path.name.startswith(UNFINISHED):
         cure = "Finish it with: kernrl run FILE.toml --resume"
         checks.fail("run", "the run must be finished", repr(str(path)), cure)

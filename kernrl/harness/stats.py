@@ -174,6 +174,9 @@ def bootstrap_interval(
     table = _enough(owner, scores)
     level = checks.real(owner, "level", level, above=0, below=1)
     checks.integer(owner, "n_resamples", n_resamples, at_least=100)
+    if not callable(statistic):
+        rule = "statistic must be a function of scores, such as iqm"
+        checks.fail(owner, rule, repr(statistic), error=TypeError)
     n = table.shape[0]
     resampled = _resample(table, statistic, n_resamples, arrays.rng(0 if rng is None else rng))
     quantile = student.ppf((1 + level) / 2, n - 1) * np.sqrt(n / (n - 1))

@@ -212,6 +212,10 @@ def test_an_interval_says_how_it_was_made():
 # ---------------------------------------------------------------- errors
 
 FAULTS = {
+    "a statistic by name": (
+        lambda: stats.bootstrap_interval(np.zeros((5, 1)), "iqm"),
+        "bootstrap_interval: statistic must be a function of scores, such as iqm, got 'iqm'.",
+    ),
     "two runs": (
         lambda: stats.bootstrap_interval([1.0, 2.0], stats.iqm),
         "bootstrap_interval: scores must have at least 3 runs, got 2. "
