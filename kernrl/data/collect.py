@@ -70,7 +70,7 @@ class Sampler:
         self._floats = self.observation_space.dtype is not None and (
             np.issubdtype(self.observation_space.dtype, np.floating)
         )
-        self._rank = 1 + len(self.observation_space.shape or ())
+        self._shape = (self.n_envs, *(self.observation_space.shape or ()))
         self._wanted = (self.n_envs, *(self.action_space.shape or ()))
         self.step = self._vector_step if vector else self._single_step
         self._begin(seed, vector)
@@ -115,7 +115,11 @@ class Sampler:
         if getattr(actions, "shape", None) != self._wanted:
             _refuse_actions(actions, self._wanted)
         before, episode = self.observations, self.episode
-        after, reward, terminated, truncated, _ = self.env.step(actions[0])
+        try:
+            after, reward, terminated, truncated, _ = self.env.step(actions[0])
+        except Exception as error:
+            _blame_action(error, self.env.action_space, actions[0])
+            raise
         reward = float(reward)
         if not math.isfinite(reward):
             _refuse("reward", reward)
@@ -143,7 +147,9 @@ class Sampler:
         )
 
     def _batch_of_one(self, observation: Any) -> np.ndarray:
-        batch = np.array(observation, ndmin=self._rank)  # copies, and adds the leading axis
+        batch = np.array(observation, ndmin=len(self._shape))  # copies, and adds the leading axis
+        if batch.shape != self._shape:
+            _refuse_shape(batch.shape, self._shape)
         if self._floats and not math.isfinite(np.vdot(batch, batch)):
             _check_observations(batch)
         return batch
@@ -154,7 +160,11 @@ class Sampler:
         if getattr(actions, "shape", None) != self._wanted:
             _refuse_actions(actions, self._wanted)
         before, episode = self.observations, self.episode
-        after, rewards, terminated, truncated, info = self.env.step(actions)
+        try:
+            after, rewards, terminated, truncated, info = self.env.step(actions)
+        except Exception as error:
+            _blame_action(error, self.env.action_space, actions)
+            raise
         valid = ~self._resetting
         rewards = np.where(valid, np.asarray(rewards, dtype=np.float64), 0.0)
         if not np.isfinite(rewards).all():
@@ -183,6 +193,8 @@ class Sampler:
 
     def _batch(self, observations: Any) -> np.ndarray:
         batch = np.array(observations)
+        if batch.shape != self._shape:
+            _refuse_shape(batch.shape, self._shape)
         if self._floats and not math.isfinite(np.vdot(batch, batch)):
             _check_observations(batch)
         return batch
@@ -223,6 +235,13 @@ _NONE = np.zeros_like
 # ---------------------------------------------------------------- what the sampler asks of an env
 
 
+def check_env(owner: str, env: object) -> None:
+    """An env, a vector env or text; whether the text is an id shows when it is opened."""
+    if not isinstance(env, str | gymnasium.Env | VectorEnv):
+        rule = "env must be a gymnasium Env, a VectorEnv or an environment id"
+        checks.fail(owner, rule, type(env).__name__, error=TypeError)
+
+
 def _resolve(env: Any) -> tuple[Any, bool]:
     """The environment object, and whether it was made here from an id."""
     if isinstance(env, str):
@@ -231,14 +250,8 @@ def _resolve(env: Any) -> tuple[Any, bool]:
         except gymnasium.error.Error as error:
             rule = "env must be a registered environment id"
             raise ValueError(checks.sentence("Sampler", rule, repr(env), str(error))) from error
-    if isinstance(env, gymnasium.Env | VectorEnv):
-        return env, False
-    checks.fail(
-        "Sampler",
-        "env must be a gymnasium Env, a VectorEnv or an environment id",
-        type(env).__name__,
-        error=TypeError,
-    )
+    check_env("Sampler", env)
+    return env, False
 
 
 def _autoreset_mode(env: Any) -> AutoresetMode:
@@ -292,6 +305,19 @@ def _with_final(starts: np.ndarray, ended: np.ndarray, info: Any) -> np.ndarray:
 def _refuse_actions(actions: np.ndarray, wanted: tuple[int, ...]) -> None:
     rule = f"actions must have shape {wanted}, one row for each environment"
     checks.fail("Sampler", rule, getattr(actions, "shape", type(actions).__name__))
+
+
+def _blame_action(error: Exception, space: Any, action: Any) -> None:
+    """Where an env failed on an action outside its space, say that; asked only after a failure."""
+    if isinstance(space, gymnasium.spaces.Box) or space.contains(action):
+        return
+    rule = f"every action must be in {space}"
+    raise ValueError(checks.sentence("Sampler", rule, action)) from error
+
+
+def _refuse_shape(got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    rule = f"the env must give observations of the shape of its observation space, {wanted[1:]}"
+    checks.fail("Sampler", rule, got[1:], "Repair the environment or wrap it.")
 
 
 def _check_observations(batch: np.ndarray) -> None:

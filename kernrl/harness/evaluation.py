@@ -78,6 +78,8 @@ def evaluate(
     ([9.0, 10.0, 9.0], [True, True, True])
     """
     checks.integer(OWNER, "n_episodes", n_episodes, at_least=1)
+    if not isinstance(seed, np.random.SeedSequence):
+        checks.integer(OWNER, "seed", seed, at_least=0)
     numbers = seeds.numbers(seed, n_episodes)
     with _environments(env, min(n_episodes, AT_ONCE)) as envs:
         limit = environments.step_limit(envs[0]) if max_steps is None else max_steps
@@ -87,6 +89,8 @@ def evaluate(
             rows = _play(policy, envs, numbers, limit)
         name = envs[0].spec.id if envs[0].spec is not None else type(envs[0].unwrapped).__name__
     returns, lengths, terminated = (np.array(column) for column in zip(*rows, strict=True))
+    cure = "Repair the environment or wrap it."
+    checks.finite(OWNER, "return", returns, unit="episode", cure=cure)
     return EpisodeScores(returns, lengths, terminated, ~terminated, np.array(numbers), name, mode)
 
 

@@ -302,6 +302,43 @@ class Broken(Counter):
         return observation, reward, *rest
 
 
+class Shapeless(Counter):
+    """Reaches an observation that its space does not have."""
+
+    def __init__(self, reached):
+        super().__init__()
+        self.reached = reached
+
+    def step(self, action):
+        return self.reached, *super().step(action)[1:]
+
+
+@pytest.mark.parametrize("reached", [np.zeros(5, np.float32), 3.0, "somewhere"])
+def test_observations_of_another_shape(reached):
+    text = (
+        "Sampler: the env must give observations of the shape of its observation space, (2,), got ("
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        collect(Shapeless(reached), "random", 5, seed=0)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("action", [2, -1])
+def test_an_action_outside_the_space_is_named_where_the_env_fails_on_it(action, many):
+    env = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync") if many else "CartPole-v1"
+    with pytest.raises(ValueError, match=r"Sampler: every action must be in .*Discrete\(.*, got"):
+        collect(env, lambda observations: np.full(len(observations), action), 5, seed=0)
+
+
+def test_a_failure_of_the_env_itself_stays_what_it_is():
+    class Failing(Counter):
+        def step(self, action):
+            raise ArithmeticError("the motor is cold")
+
+    with pytest.raises(ArithmeticError, match="the motor is cold"):
+        collect(Failing(), "random", 5, seed=0)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("where", ["reward", "observation"])
 @pytest.mark.parametrize("many", [False, True])

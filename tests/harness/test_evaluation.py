@@ -5,6 +5,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformReward
 from harness.toy_agents import Constant, TabularQ
 
 from kernrl.harness import environments, evaluation, seeds
@@ -14,6 +15,10 @@ from kernrl.harness.evaluation import EpisodeScores, evaluate
 def leaning(observations):
     """Push towards where the pole leans: CartPole episodes of some forty steps."""
     return (observations[:, 2] > 0).astype(int)
+
+
+def _no_number(reward):
+    return float("nan")
 
 
 def one_by_one(policy, env_id, n, seed):
@@ -168,6 +173,14 @@ FAULTS = {
     "no episodes": (
         lambda: evaluate(leaning, "CartPole-v1", 0),
         "evaluate: n_episodes must be an integer of at least 1, got 0.",
+    ),
+    "a seed that is none": (
+        lambda: evaluate(leaning, "CartPole-v1", 2, seed=-1),
+        "evaluate: seed must be an integer of at least 0, got -1.",
+    ),
+    "a reward that is no number": (
+        lambda: evaluate(leaning, lambda: TransformReward(gym.make("CartPole-v1"), _no_number), 3),
+        "evaluate: every return must be finite, got nan at episode 0. Repair the environment",
     ),
     "not an agent": (
         lambda: evaluate(3, "CartPole-v1"),
