@@ -90,6 +90,7 @@ class KLSPI(Agent):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):
             rule = "kernel must be a kernel or None"
             checks.fail(owner, rule, repr(self.kernel), error=TypeError)
+        checks.features(owner, self.features)
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "ridge", self.ridge, at_least=0.0)
         checks.real(owner, "tolerance", self.tolerance, at_least=0.0, below=1.0)

@@ -103,6 +103,7 @@ class KernelEstimator(BaseEstimator):
         owner = self._owner
         if not isinstance(self.kernel, Kernel):
             checks.fail(owner, "kernel must be a kernel", repr(self.kernel), error=TypeError)
+        checks.features(owner, self.features)
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "ridge", self.ridge, at_least=0.0)
         checks.real(owner, "trace_decay", self.trace_decay, at_least=0.0, at_most=1.0)

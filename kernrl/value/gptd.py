@@ -170,6 +170,7 @@ class GPTD(BaseEstimator):
         checks.real(owner, "mean", self.mean)
         checks.choice(owner, "noise_model", self.noise_model, NOISE_MODELS)
         checks.integer(owner, "n_restarts", self.n_restarts, at_least=0)
+        checks.features(owner, self.features)
         if self.dictionary is not None:
             _check_dictionary(owner, self.dictionary, self.features)
 

@@ -175,6 +175,7 @@ def test_same_seed_same_policy():
     [
         (lambda: KLSPI().fit("Pendulum-v1", 100), "KLSPI: the action space must be Disc"),
         (lambda: KLSPI(kernel="rbf").fit("CartPole-v1", 9), "KLSPI: kernel must be a kernel"),
+        (lambda: KLSPI(features="rff").fit("CartPole-v1", 9), "KLSPI: features must be None, N"),
         (lambda: KLSPI(average=0).fit("CartPole-v1", 9), "KLSPI: average must be an integer"),
         (lambda: KLSPI(epsilon=2.0).fit("CartPole-v1", 9), "KLSPI: epsilon must be a finite"),
         (lambda: KLSPI(first_round=0).fit("CartPole-v1", 9), "KLSPI: first_round must be an int"),

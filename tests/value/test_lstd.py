@@ -434,6 +434,11 @@ class TestBackends:
         (lambda t: KLSTD(RBF(), ridge=-1.0).fit(t), "KLSTD: ridge must be a finite number"),
         (lambda t: KLSTD(RBF(), trace_decay=2.0).fit(t), "KLSTD: trace_decay must be"),
         (lambda t: KLSTD(RBF(), device="gpu").fit(t), "KLSTD: device must be one of auto"),
+        (
+            lambda t: KLSTD(RBF(), features="nystroem").fit(t),
+            "KLSTD: features must be None, Nystroem or RandomFeatures, got 'nystroem'. Pass feat",
+        ),
+        (lambda t: KLSTD(RBF(), features=Nystroem).fit(t), "KLSTD: features must be None, Nyst"),
         (lambda t: KLSTD(RBF()).fit(t.states), "KLSTD: X must be Transitions, got ndarray"),
         (lambda t: KLSTD(RBF()).fit(7), "KLSTD: X must be Transitions, got int"),
         (lambda t: KLSTD(RBF()).fit([]), "KLSTD: there must be at least one chunk"),
