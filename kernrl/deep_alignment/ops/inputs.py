@@ -34,17 +34,17 @@ def tensor(owner: str, name: str, x: Any) -> Tensor:
 
 def floating(owner: str, name: str, x: Any) -> Tensor:
     """`x` as float32 or float64: half precision is raised to float32, since ops sum and exp."""
-    x = uncast(owner, name, x)
-    return x.float() if x.element_size() < 4 else x
+    out = uncast(owner, name, x)
+    return out.float() if out.element_size() < 4 else out
 
 
 def uncast(owner: str, name: str, x: Any) -> Tensor:
     """A floating `x` in its own dtype: for tensors too large to be copied whole."""
-    x = tensor(owner, name, x)
-    if not x.is_floating_point():
-        rule, got = f"{name} must be a floating-point tensor", f"dtype {x.dtype}"
+    out = tensor(owner, name, x)
+    if not out.is_floating_point():
+        rule, got = f"{name} must be a floating-point tensor", f"dtype {out.dtype}"
         checks.fail(owner, rule, got, "Convert it first, for example with x.float().", TypeError)
-    return x
+    return out
 
 
 def matching(owner: str, name: str, x: Any, like_name: str, like: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ def flags(owner: str, name: str, x: Any, like_name: str, like: Tensor) -> Tensor
     """`x` as booleans with the shape and device of `like`; None means none set."""
     if x is None:
         return torch.zeros_like(like, dtype=torch.bool)
-    x = tensor(owner, name, x)
-    same_device(owner, name, x, like_name, like)
-    if x.shape != like.shape:
+    out = tensor(owner, name, x)
+    same_device(owner, name, out, like_name, like)
+    if out.shape != like.shape:
         rule = f"{name} must have the shape of {like_name} {checks.shape(like)}"
-        checks.fail(owner, rule, checks.shape(x))
-    return x if x.dtype == torch.bool else x != 0
+        checks.fail(owner, rule, checks.shape(out))
+    return out if out.dtype == torch.bool else out != 0
 
 
 def counting(owner: str, mask: Any, like_name: str, like: Tensor) -> Tensor | None:

@@ -96,15 +96,10 @@ def merge_partials(partials: Sequence[ShardPartials]) -> TokenStats:
 
 def _add(partials: Sequence[ShardPartials]) -> tuple[Tensor, ...]:
     top, sums, weighted, target, holds = (torch.stack(x) for x in zip(*partials, strict=True))
-    highest = top.amax(0)
+    highest, total, weighted = rows.joined(top, sums, weighted)
     base = highest.masked_fill(highest == -torch.inf, 0.0)
-    # A part far below the others adds 0, and must not make 0 · ∞: its distance is held finite.
-    gap = (top - base).clamp(min=rows.FLOOR).detach()
-    share = gap.exp()
-    total = (share * sums).sum(0)
-    weighted = (share * (weighted + sums * gap)).sum(0)
     chosen = torch.where(holds, target + (top - base).detach(), 0.0).sum(0)
-    return highest.detach(), total, weighted, chosen, holds.any(0)
+    return highest, total, weighted, chosen, holds.any(0)
 
 
 def _partials(
@@ -139,9 +134,7 @@ def _partials(
     return ShardPartials(*(x.view(ids.shape) for x in flat))
 
 
-def _check(
-    owner: str, hidden: Any, weight: Any, bias: Any
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _check(owner: str, hidden: Any, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """Floating tensors of one dtype on one device, (..., h), (v, h) and (v,)."""
     hidden = inputs.uncast(owner, "hidden", hidden)
     weight = inputs.uncast(owner, "weight", weight)

@@ -1,13 +1,16 @@
-"""The language-model head and the row op in one: N × V logits exist a chunk of rows at a time.
+"""The language-model head and the row op in one: a part of the N × V logits exists at a time.
 
-Forward: z = h Wᵀ + b for a chunk of rows, its row sums, and the chunk's buffer is used again.
-Backward: z once more, dz in its place, then dh = dz W, dW += dzᵀ h, db += Σ dz. Sums over chunks
-and the products of half-precision tensors are taken in float32.
+Forward: z = h Wᵀ + b for some tokens and some ids, its row sums, and the buffer is used again.
+Backward: z once more, dz in its place, then dh += dz W, dW += dzᵀ h, db += Σ dz. Everything is
+summed in float32 (float64 for float64), for half precision too.
+
+On a CPU the parts are tiles that stay in a core's cache, and each thread has tiles of its own, so
+that nothing waits between a product and its row sums. On a GPU a part is as wide as W is long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +19,15 @@ from torch import Tensor
 
 from kernrl.deep_alignment.ops import backend, rows
 from kernrl.deep_alignment.ops.logprobs import in_range, twice_refused
+from kernrl.deep_alignment.ops.threads import share
 
 OWNER = "linear_token_logprobs"
 
-# Entries of the chunk's buffer: 32 MB in float32, and products of 260 rows at V = 32 000, which
-# is enough for a CPU's BLAS. A GPU re-reads W for every chunk, so it wants thousands of rows.
-CHUNK = 1 << 23
+# Tokens of a part, and on a CPU its ids: 2 MB of float32, the second cache of a server core.
+# Fewer tokens would read W more often, which a GPU would feel most.
+CPU_ROWS, CPU_COLUMNS = 1024, 512
 CUDA_ROWS = 2048
-TILE = 1 << 22  # entries of W raised to float32 at a time
+SMALL = 1 << 22  # multiplications of a product below which one thread does it all
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,56 +42,100 @@ class Head:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What sums and logits are held in."""
+        """What logits and sums are held in."""
         return rows.accumulation(self.weight)
 
-    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:  # (r, h), (r, v) -> (r, v)
-        """h Wᵀ + b, written to `out`."""
-        for tile, weight in self._tiles():
-            torch.mm(hidden.to(weight.dtype), weight.T, out=out[:, tile])
-        return out if self.bias is None else out.add_(self.bias)
-
-    def pull_back(self, dz: Tensor) -> Tensor:  # (r, v) -> (r, h)
-        """dh = dz W."""
-        out = dz.new_zeros((len(dz), self.weight.shape[1]))
-        for tile, weight in self._tiles():
-            out.addmm_(dz[:, tile], weight)
-        return out
-
-    def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids as rows of this weight, and which of them it holds; the others are moved inside."""
+    def tiles(self) -> list[slice]:
+        """The rows of the weight, a tile at a time."""
         v = len(self.weight)
-        inside = ids - self.start
-        return inside.clamp(0, v - 1), (inside >= 0) & (inside < v)
+        step = v if self.weight.is_cuda else CPU_COLUMNS
+        return [slice(first, min(first + step, v)) for first in range(0, v, step)]
 
-    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """The weight in the dtype of the sums: itself, or parts of it raised one by one."""
-        v, h = self.weight.shape
-        size = v if self.weight.dtype == self.dtype else max(1, TILE // max(h, 1))
-        for first in range(0, v, size):
-            tile = slice(first, first + size)
-            yield tile, self.weight[tile].to(self.dtype)
+    def rows_at_once(self, n: int, chunk_size: int) -> int:
+        """Tokens of a part: `chunk_size`, or for 0 what suits the machine; at most n."""
+        return max(1, min(n, chunk_size or (CUDA_ROWS if self.weight.is_cuda else CPU_ROWS)))
+
+    def threads(self, n: int) -> int:
+        """How many threads n tokens are worth."""
+        small = n * self.weight.numel() < SMALL
+        return 1 if small or self.weight.is_cuda else torch.get_num_threads()
+
+    def operand(self, x: Tensor) -> Tensor:
+        """`x` as products take it: on a CPU raised, since half-precision products round there."""
+        return x if x.is_cuda else x.to(self.dtype)
+
+    def logits(self, hidden: Tensor, tile: slice, out: Tensor) -> Tensor:  # (r, h) -> (r, tile)
+        """h Wᵀ + b for the ids of a tile, written to `out`."""
+        _multiply(hidden, self.operand(self.weight[tile]).T, out)
+        return out if self.bias is None else out.add_(self.bias[tile])
+
+    def columns(self, ids: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
+        """Ids as columns of a tile, and which of them it holds; the others are moved inside."""
+        column = ids - (self.start + tile.start)
+        width = tile.stop - tile.start
+        return column.clamp(0, width - 1), (column >= 0) & (column < width)
 
 
-def chunk_rows(n: int, weight: Tensor, chunk_size: int) -> int:
-    """`chunk_size` rows, or for 0 what suits the machine; at most n."""
-    if chunk_size == 0:
-        chunk_size = CUDA_ROWS if weight.is_cuda else max(1, CHUNK // len(weight))
-    return max(1, min(n, chunk_size))
+class Part:
+    """Room for the logits of some tokens and one tile, and for taking their row sums."""
+
+    def __init__(self, head: Head, n_rows: int) -> None:
+        tile = head.tiles()[0]
+        width = tile.stop - tile.start
+        device = head.weight.device
+        self.head = head
+        self._flat: Tensor = torch.empty(n_rows * width, dtype=head.dtype, device=device)
+        self.work = rows.Work(self.room(1, tile), rows.block_rows(n_rows, width))
+
+    def room(self, n_rows: int, tile: slice) -> Tensor:
+        """(n_rows, tile) of uninitialised memory."""
+        width = tile.stop - tile.start
+        return self._flat[: n_rows * width].view(n_rows, width)
+
+    def logits(self, hidden: Tensor, tile: slice) -> Tensor:
+        """The head's logits for the ids of a tile, in this room."""
+        return self.head.logits(hidden, tile, self.room(len(hidden), tile))
+
+    def sums(self, z: Tensor, ids: Tensor) -> Tensor:  # (r, tile), (r,) -> (3, r): m, s, t
+        """Row sums of z."""
+        head = self.head
+        if backend.takes_triton(OWNER, head.impl, z):
+            from kernrl.deep_alignment.ops._triton import logprobs as triton
+
+            return triton.sums(z, ids, head.temperature)[:3]
+        return rows.sums(z, ids, None, head.temperature, self.work)[:3]
+
+    def differentiate(self, z: Tensor, ids: Tensor, numbers: rows.Numbers) -> None:
+        """dz in the place of z."""
+        head = self.head
+        if backend.takes_triton(OWNER, head.impl, z):
+            from kernrl.deep_alignment.ops._triton import logprobs as triton
+
+            triton.gradient(z, ids, None, numbers, head.temperature, z)
+        else:
+            rows.gradient(z, ids, None, numbers, head.temperature, z, self.work)
 
 
-def _chunks(hidden: Tensor, ids: Tensor, mask: Tensor | None, size: int) -> list[rows.Rows]:
-    return rows.runs(len(hidden), rows.kept(mask), size)
+def _multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """out = a b, or out += a b; a GPU's half-precision factors are summed in out's float32."""
+    if b.dtype == out.dtype:
+        torch.addmm(out, a, b, beta=1 if add else 0, out=out)
+    elif add:
+        out += torch.mm(a.to(b.dtype), b, out_dtype=out.dtype)
+    else:
+        torch.mm(a.to(b.dtype), b, out_dtype=out.dtype, out=out)
 
 
-_SCHEMA = "Tensor hidden, Tensor weight, Tensor? bias, Tensor ids, Tensor? mask"
+# ---------------------------------------------------------------- forward
+
+_TENSORS = "Tensor hidden, Tensor weight, Tensor? bias, Tensor ids, Tensor? mask"
 _OPTIONS = "float temperature, int chunk_size, int start, int size, str impl"
 
 
 @torch.library.custom_op(
     "kernrl::linear_sums",
     mutates_args=(),
-    schema=f"({_SCHEMA}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def linear_sums(
     hidden: Tensor,  # (n, h)
@@ -102,20 +150,45 @@ def linear_sums(
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """m, s, t, z_y/τ − m and whether y is held, (n,) each: see rows.py."""
+    chosen = rows.kept(mask)
     if size:
-        in_range(OWNER, ids, rows.kept(mask), size)
+        in_range(OWNER, ids, chosen, size)
     head = Head(weight, bias, start, temperature, impl)
-    local, held = head.local(ids)
+    held = (ids >= start) & (ids < start + len(weight))
     held = held if mask is None else held & mask
     out = torch.zeros((4, len(hidden)), dtype=head.dtype, device=hidden.device)
     out[1] = 1.0  # a masked row is that of one certain token
-    step = chunk_rows(len(hidden), weight, chunk_size)
-    buffer = torch.empty((step, len(weight)), dtype=head.dtype, device=hidden.device)
-    for chosen in _chunks(hidden, ids, mask, step):
-        part = hidden[chosen]
-        z = head.logits(part, buffer[: len(part)])
-        out[:, chosen] = _sums(z, local[chosen], head)
-    return out[0].clone(), out[1].clone(), out[2].clone(), out[3] * held, held
+    n = len(hidden) if chosen is None else len(chosen)
+    threads = head.threads(n)
+    step = head.rows_at_once(-(-n // threads), chunk_size)
+
+    def worker() -> Callable[[rows.Rows], None]:
+        part = Part(head, step)
+
+        def some(which: rows.Rows) -> None:
+            out[:, which] = _row_sums(part, hidden[which], ids[which])
+
+        return some
+
+    share(worker, rows.runs(len(hidden), chosen, step), threads)
+    target = torch.where(held, out[3], 0.0)
+    return out[0].clone(), out[1].clone(), out[2].clone(), target, held
+
+
+def _row_sums(part: Part, hidden: Tensor, ids: Tensor) -> Tensor:  # (r, h), (r,) -> (4, r)
+    head = part.head
+    hidden = head.operand(hidden)
+    target = torch.zeros(len(ids), dtype=head.dtype, device=ids.device)
+    so_far: list[Tensor] = []
+    for tile in head.tiles():
+        z = part.logits(hidden, tile)
+        column, held = head.columns(ids, tile)
+        target += torch.where(held, z.gather(1, column[:, None])[:, 0], 0.0)
+        so_far.append(part.sums(z, column))
+        if len(so_far) == 2:
+            so_far = [torch.stack(rows.joined(*torch.stack(so_far, 1)))]
+    highest, total, weighted = so_far[0]
+    return torch.stack((highest, total, weighted, target / head.temperature - highest))
 
 
 @linear_sums.register_fake
@@ -125,10 +198,13 @@ def _(hidden: Tensor, weight: Tensor, *rest: object) -> tuple[Tensor, ...]:
     return (*numbers, hidden.new_empty(len(hidden), dtype=torch.bool))
 
 
+# ---------------------------------------------------------------- backward
+
+
 @torch.library.custom_op(
     "kernrl::linear_sums_backward",
     mutates_args=(),
-    schema=f"({_SCHEMA}, Tensor highest, Tensor held, Tensor? grad_sum, Tensor? grad_weighted,"
+    schema=f"({_TENSORS}, Tensor highest, Tensor held, Tensor? grad_sum, Tensor? grad_weighted,"
     f" Tensor? grad_target, bool[] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
@@ -150,72 +226,96 @@ def _backward(
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias, each empty where it is not wanted."""
-    head = Head(weight, bias, start, temperature, impl)
-    zeros = torch.zeros_like(highest)
-    a = zeros if grad_sum is None else grad_sum
-    b = grad_weighted
-    if b is not None and not b.is_cuda and not bool(b.any()):
-        b = None  # nothing hangs on the entropy
-    a = a if b is None else a + b
-    c = zeros if grad_target is None else grad_target * held
-    reference = highest.masked_fill(highest == -torch.inf, 0.0)
-    local, _ = head.local(ids)
-    d_hidden, d_weight, d_bias = _empty_gradients(hidden, head, wanted)
-    step = chunk_rows(len(hidden), weight, chunk_size)
-    buffer = torch.empty((step, len(weight)), dtype=head.dtype, device=hidden.device)
-    for chosen in _chunks(hidden, ids, mask, step):
-        part = hidden[chosen]
-        z = head.logits(part, buffer[: len(part)])
-        numbers = (reference[chosen], a[chosen], None if b is None else b[chosen], c[chosen])
-        _gradient_in_place(z, local[chosen], numbers, head)
+    head, chosen = Head(weight, bias, start, temperature, impl), rows.kept(mask)
+    numbers = _coefficients(highest, held, grad_sum, grad_weighted, grad_target)
+    shapes = [
+        x.shape if want else (0,)
+        for x, want in zip((weight, weight[:, 0]), wanted[1:], strict=True)
+    ]
+    d_hidden = torch.zeros_like(hidden) if wanted[0] else hidden.new_zeros(0)
+    d_weight, d_bias = (weight.new_zeros(shape, dtype=head.dtype) for shape in shapes)
+    n = len(hidden) if chosen is None else len(chosen)
+    step = head.rows_at_once(n, chunk_size)
+    pull = _PullBack(head, step, head.threads(n), d_weight, d_bias, wanted)
+    for which in rows.runs(len(hidden), chosen, step):
+        here = tuple(None if x is None else x[which] for x in numbers)
+        found = pull(hidden[which], ids[which], here)  # type: ignore[arg-type]  # None only as b
         if wanted[0]:
-            d_hidden[chosen] = head.pull_back(z).to(hidden.dtype)
-        if wanted[1]:
-            d_weight.addmm_(z.T, part.to(head.dtype))
-        if wanted[2]:
-            d_bias += z.sum(0)
+            d_hidden[which] = found.to(hidden.dtype)
     return d_hidden, d_weight.to(weight.dtype), d_bias.to(weight.dtype)
 
 
+def _coefficients(
+    highest: Tensor,
+    held: Tensor,
+    grad_sum: Tensor | None,
+    grad_weighted: Tensor | None,
+    grad_target: Tensor | None,
+) -> rows.Numbers:
+    """∂s/∂z_j = e^{d_j}, ∂t/∂z_j = e^{d_j} (1 + d_j), ∂(z_y − m)/∂z_j = δ_{jy}; m is constant."""
+    zeros = torch.zeros_like(highest)
+    a = zeros if grad_sum is None else grad_sum
+    b = None if rows.unused(grad_weighted) else grad_weighted
+    c = zeros if grad_target is None else grad_target * held
+    reference = highest.masked_fill(highest == -torch.inf, 0.0)
+    return reference, a if b is None else a + b, b, c
+
+
+class _PullBack:
+    """From dz to dW and db, added up, and dh: each thread has some tiles of W to itself."""
+
+    def __init__(
+        self,
+        head: Head,
+        n_rows: int,
+        threads: int,
+        d_weight: Tensor,
+        d_bias: Tensor,
+        wanted: list[bool],
+    ) -> None:
+        tiles = head.tiles()
+        threads = min(threads, len(tiles))
+        self.stripes = [tiles[k::threads] for k in range(threads)]
+        self.parts = [Part(head, n_rows) for _ in self.stripes]
+        self.head, self.wanted = head, wanted
+        self.d_weight, self.d_bias = d_weight, d_bias
+
+    def __call__(self, hidden: Tensor, ids: Tensor, numbers: rows.Numbers) -> Tensor:  # -> (r, h)
+        hidden = self.head.operand(hidden)
+        shape = (len(self.stripes), *hidden.shape) if self.wanted[0] else (len(self.stripes), 0)
+        found = torch.zeros(shape, dtype=self.head.dtype, device=hidden.device)
+
+        def worker() -> Callable[[int], None]:
+            return lambda k: self._stripe(k, hidden, ids, numbers, found[k])
+
+        share(worker, list(range(len(self.stripes))), len(self.stripes))
+        return found.sum(0)
+
+    def _stripe(
+        self, k: int, hidden: Tensor, ids: Tensor, numbers: rows.Numbers, found: Tensor
+    ) -> None:
+        head, part = self.head, self.parts[k]
+        r, a, b, c = numbers
+        for tile in self.stripes[k]:
+            z = part.logits(hidden, tile)
+            column, held = head.columns(ids, tile)
+            part.differentiate(z, column, (r, a, b, c * held))
+            if self.wanted[0]:
+                _multiply(z, head.operand(head.weight[tile]), found, add=True)
+            if self.wanted[1]:
+                _multiply(z.T, hidden, self.d_weight[tile], add=True)
+            if self.wanted[2]:
+                self.d_bias[tile] += z.sum(0)
+
+
 @_backward.register_fake
-def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any, **options: Any
-) -> tuple[Tensor, ...]:
-    wanted = rest[7]
+def _(hidden: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    wanted = rest[8]
     shapes = (hidden.shape, weight.shape, weight.shape[:1])
     return tuple(
-        hidden.new_empty(shape if want else (0,)) for shape, want in zip(shapes, wanted, strict=True)
+        hidden.new_empty(shape if want else (0,))
+        for shape, want in zip(shapes, wanted, strict=True)
     )
-
-
-def _empty_gradients(
-    hidden: Tensor, head: Head, wanted: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    v, h = head.weight.shape
-    return (
-        torch.zeros(hidden.shape if wanted[0] else (0,), dtype=hidden.dtype, device=hidden.device),
-        torch.zeros((v, h) if wanted[1] else (0,), dtype=head.dtype, device=hidden.device),
-        torch.zeros((v,) if wanted[2] else (0,), dtype=head.dtype, device=hidden.device),
-    )
-
-
-def _sums(z: Tensor, ids: Tensor, head: Head) -> Tensor:
-    if backend.takes_triton(OWNER, head.impl, z):
-        from kernrl.deep_alignment.ops._triton import logprobs as triton
-
-        return triton.sums(z, ids, head.temperature)
-    return rows.sums(z, ids, None, head.temperature)
-
-
-def _gradient_in_place(
-    z: Tensor, ids: Tensor, numbers: tuple[Tensor, Tensor, Tensor | None, Tensor], head: Head
-) -> None:
-    if backend.takes_triton(OWNER, head.impl, z):
-        from kernrl.deep_alignment.ops._triton import logprobs as triton
-
-        triton.gradient(z, ids, None, numbers, head.temperature, z)
-    else:
-        rows.gradient(z, ids, None, numbers, head.temperature, z)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -118,18 +119,15 @@ def _forward(
         from kernrl.deep_alignment.ops._triton import logprobs as triton
 
         return triton.token_stats(logits, ids, mask, temperature)
-    v = logits.shape[-1]
     flat, chosen = ids.flatten(), rows.kept(mask)
-    in_range(OWNER, flat, chosen, v)
-    parts, start = [], 0
-    for z in rows.matrices(logits):
-        some = _between(chosen, start, start + len(z))
-        parts.append(rows.sums(z, flat[start : start + len(z)].clamp(0, v - 1), some, temperature))
-        start += len(z)
-    highest, total, weighted, target = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    in_range(OWNER, flat, chosen, logits.shape[-1])
+    flat = flat.clamp(0, logits.shape[-1] - 1)
+    parts = [rows.sums(z, flat[k], some, temperature) for z, k, some in _parts(logits, chosen)]
+    highest, total, weighted, target = torch.cat(parts, 1)
     log_total = total.log()
-    stats = (target - log_total, log_total - weighted / total, highest + log_total)
-    return tuple(x.view(ids.shape) for x in stats)  # type: ignore[return-value]  # three of them
+    logprob, entropy = target - log_total, log_total - weighted / total
+    lse = highest + log_total
+    return logprob.view(ids.shape), entropy.view(ids.shape), lse.view(ids.shape)
 
 
 @_forward.register_fake
@@ -158,31 +156,36 @@ def _backward(
     temperature: float,
     impl: str,
 ) -> Tensor:
-    zeros = torch.zeros_like(lse)
-    c = zeros if grad_logprob is None else grad_logprob
-    a = (zeros if grad_lse is None else grad_lse) - c
-    b = None if grad_entropy is None or _all_zero(grad_entropy) else -grad_entropy
-    if b is not None:
-        a = a + b * entropy
-    coefficients = (lse, a, b, c)
+    numbers = _coefficients(entropy, lse, grad_logprob, grad_entropy, grad_lse)
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     if backend.takes_triton(OWNER, impl, logits):
         from kernrl.deep_alignment.ops._triton import logprobs as triton
 
-        triton.gradient(logits, ids, mask, coefficients, temperature, out)
+        triton.gradient(logits, ids, mask, numbers, temperature, out)
         return out
-    v = logits.shape[-1]
-    flat, chosen = ids.flatten().clamp(0, v - 1), rows.kept(mask)
-    r, a, b, c = (None if x is None else x.flatten() for x in coefficients)
+    flat, into = ids.flatten().clamp(0, logits.shape[-1] - 1), out.view(-1, logits.shape[-1])
+    r, a, b, c = (None if x is None else x.flatten() for x in numbers)
     assert r is not None and a is not None and c is not None
-    into, start = out.view(-1, v), 0
-    for z in rows.matrices(logits):
-        part = slice(start, start + len(z))
-        numbers = (r[part], a[part], None if b is None else b[part], c[part])
-        some = _between(chosen, start, start + len(z))
-        rows.gradient(z, flat[part], some, numbers, temperature, into[part])
-        start += len(z)
+    for z, k, some in _parts(logits, rows.kept(mask)):
+        here = (r[k], a[k], None if b is None else b[k], c[k])
+        rows.gradient(z, flat[k], some, here, temperature, into[k])
     return out
+
+
+def _coefficients(
+    entropy: Tensor,
+    lse: Tensor,
+    grad_logprob: Tensor | None,
+    grad_entropy: Tensor | None,
+    grad_lse: Tensor | None,
+) -> rows.Numbers:
+    """With d_j = log p_j: dz_j = p_j [g_lse − g_ℓ − g_H (H + d_j)] + g_ℓ δ_{jy}."""
+    zeros = torch.zeros_like(lse)
+    c = zeros if grad_logprob is None else grad_logprob
+    a = (zeros if grad_lse is None else grad_lse) - c
+    if grad_entropy is None or rows.unused(grad_entropy):
+        return lse, a, None, c
+    return lse, a - grad_entropy * entropy, -grad_entropy, c
 
 
 @_backward.register_fake
@@ -190,17 +193,14 @@ def _(logits: Tensor, *rest: object) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-def _between(chosen: Tensor | None, start: int, stop: int) -> Tensor | None:
-    """The chosen rows within [start, stop), counted from start."""
-    if chosen is None:
-        return None
-    first, last = torch.searchsorted(chosen, torch.tensor([start, stop], device=chosen.device))
-    return chosen[int(first) : int(last)] - start
-
-
-def _all_zero(x: Tensor) -> bool:
-    """Whether no gradient comes in: autograd hands over zeros for results that were not used."""
-    return not x.is_cuda and not bool(x.any())
+def _parts(logits: Tensor, chosen: Tensor | None) -> Iterator[tuple[Tensor, slice, Tensor | None]]:
+    """The logits as matrices, the places of their rows, and the chosen ones within them."""
+    start = 0
+    for z in rows.matrices(logits):
+        stop = start + len(z)
+        some = None if chosen is None else chosen[(chosen >= start) & (chosen < stop)] - start
+        yield z, slice(start, stop), some
+        start = stop
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -30,28 +30,29 @@ BLOCK = 1 << 17
 FLOOR = -1e4
 
 Rows = slice | Tensor  # a run of rows, or the indices of scattered ones
+Numbers = tuple[Tensor, Tensor, Tensor | None, Tensor]  # r, a, b, c, (n,) each; b None: all 0
 
 
 class Work:
-    """Two buffers (rows, v) that every block uses again."""
+    """Two buffers for rows of `like` or narrower ones, which every block uses again."""
 
     def __init__(self, like: Tensor, n_rows: int) -> None:
-        dtype = accumulation(like)
         # At least two rows: torch sums one long row by parts whose number depends on the number
         # of threads, but each of two or more rows in one go. A row's sum is then the same, to
         # the bit, whatever rows come with it.
-        self.rows = max(n_rows, 1)
-        shape = (max(n_rows, 2), like.shape[-1])
-        self._shifted = torch.zeros(shape, dtype=dtype, device=like.device)
-        self._weight = torch.zeros_like(self._shifted)
+        size = max(n_rows, 2) * like.shape[-1]
+        dtype, device = accumulation(like), like.device
+        self._flat = [torch.zeros(size, dtype=dtype, device=device) for _ in range(2)]
 
-    def take(self, n_rows: int) -> tuple[Tensor, Tensor]:
-        """The first rows of both buffers."""
-        return self._shifted[:n_rows], self._weight[:n_rows]
+    def take(self, n_rows: int, v: int) -> tuple[Tensor, Tensor]:  # -> (n_rows, v) twice
+        """The front of both buffers as matrices."""
+        shifted, weight = (x[: n_rows * v].view(n_rows, v) for x in self._flat)
+        return shifted, weight
 
-    def weight_sums(self, n_rows: int) -> Tensor:  # -> (n_rows,)
+    def weight_sums(self, n_rows: int, v: int) -> Tensor:  # -> (n_rows,)
         """Row sums of the second buffer."""
-        return self._weight[: max(n_rows, 2)].sum(-1)[:n_rows]
+        rows = max(n_rows, 2)
+        return self._flat[1][: rows * v].view(rows, v).sum(-1)[:n_rows]
 
 
 def accumulation(x: Tensor) -> torch.dtype:
@@ -93,36 +94,41 @@ def block_rows(n: int, v: int) -> int:
     return max(1, min(n, BLOCK // v))
 
 
-def _share(worker: Callable[[], Callable[[Rows], None]], z: Tensor, blocks: list[Rows]) -> None:
+def _share(
+    worker: Callable[[], Callable[[Rows], None]], z: Tensor, blocks: list[Rows], alone: bool
+) -> None:
     """On the CPU each block on one thread; elsewhere, and where there is little, one by one."""
-    small = z.is_cuda or z.numel() < BLOCK
-    share(worker, blocks, threads=1 if small else None)
+    alone = alone or z.is_cuda or z.numel() < BLOCK
+    share(worker, blocks, threads=1 if alone else None)
 
 
 def sums(
-    z: Tensor, ids: Tensor, chosen: Tensor | None, temperature: float
+    z: Tensor, ids: Tensor, chosen: Tensor | None, temperature: float, work: Work | None = None
 ) -> Tensor:  # (n, v), (n,) -> (4, n): m, s, t, z_y/τ − m
-    """The sums of the chosen rows; (0, 1, 0, 0), the row of one certain token, for the others."""
+    """The sums of the chosen rows; (0, 1, 0, 0), the row of one certain token, for the others.
+
+    With `work` the calling thread does it alone, in these buffers.
+    """
     n, v = z.shape
     out = torch.zeros((4, n), dtype=accumulation(z), device=z.device)
     out[1] = 1.0
     size = block_rows(n, v)
 
     def worker() -> Callable[[Rows], None]:
-        work = Work(z, size)
+        mine = work or Work(z, size)
 
         def block(rows: Rows) -> None:
-            out[:, rows] = _block_sums(z[rows], ids[rows], temperature, work)
+            out[:, rows] = _block_sums(z[rows], ids[rows], temperature, mine)
 
         return block
 
-    _share(worker, z, runs(n, chosen, size))
+    _share(worker, z, runs(n, chosen, size), alone=work is not None)
     return out
 
 
 def _block_sums(z: Tensor, ids: Tensor, temperature: float, work: Work) -> Tensor:
-    n = len(z)
-    shifted, weight = work.take(n)
+    n, v = z.shape
+    shifted, weight = work.take(n, v)
     highest = z.amax(-1, keepdim=True).to(shifted.dtype)
     _shift(z, highest.masked_fill(highest == -torch.inf, 0.0), shifted)  # −∞ − (−∞) is NaN
     if temperature != 1.0:
@@ -130,13 +136,13 @@ def _block_sums(z: Tensor, ids: Tensor, temperature: float, work: Work) -> Tenso
         highest = highest / temperature
     torch.exp(shifted, out=weight)
     target = shifted.gather(-1, ids[:, None])[:, 0]
-    total = work.weight_sums(n)
+    total = work.weight_sums(n, v)
     weight.mul_(shifted)
-    weighted = work.weight_sums(n)
+    weighted = work.weight_sums(n, v)
     if bool(weighted.isnan().any()):  # some logit is −∞, and 0 · (−∞) must count as 0
         shifted.clamp_(min=FLOOR)
         torch.exp(shifted, out=weight).mul_(shifted)
-        weighted = work.weight_sums(n)
+        weighted = work.weight_sums(n, v)
     return torch.stack((highest[:, 0], total, weighted, target))
 
 
@@ -152,17 +158,21 @@ def gradient(
     z: Tensor,  # (n, v)
     ids: Tensor,  # (n,)
     chosen: Tensor | None,
-    coefficients: tuple[Tensor, Tensor, Tensor | None, Tensor],  # r, a, b, c: (n,) each
+    numbers: Numbers,
     temperature: float,
     out: Tensor,  # (n, v): may be z itself
+    work: Work | None = None,
 ) -> None:
-    """Write dz_j = (1/τ) [e^{d_j} (a + b d_j) + c δ_{jy}], and zeros where a row is not chosen."""
+    """Write dz_j = (1/τ) [e^{d_j} (a + b d_j) + c δ_{jy}], and zeros where a row is not chosen.
+
+    With `work` the calling thread does it alone, in these buffers.
+    """
     n, v = z.shape
     if chosen is not None:
         unread = torch.ones(n, dtype=torch.bool, device=z.device)
         unread[chosen] = False
         out[unread] = 0.0
-    r, a, b, c = coefficients
+    r, a, b, c = numbers
     columns = (
         (r * temperature)[:, None],
         (a / temperature)[:, None],
@@ -172,19 +182,19 @@ def gradient(
     size = block_rows(n, v)
 
     def worker() -> Callable[[Rows], None]:
-        work = Work(z, size)
+        mine = work or Work(z, size)
 
         def block(rows: Rows) -> None:
-            numbers = tuple(None if x is None else x[rows] for x in columns)
+            here = tuple(None if x is None else x[rows] for x in columns)
             direct = isinstance(rows, slice) and out.dtype == accumulation(z)
-            into = out[rows] if direct else work.take(len(ids[rows]))[1]
-            _block_gradient(z[rows], ids[rows], numbers, temperature, into, work)
+            into = out[rows] if direct else mine.take(len(ids[rows]), v)[1]
+            _block_gradient(z[rows], ids[rows], here, temperature, into, mine)
             if not direct:
                 out[rows] = into.to(out.dtype)
 
         return block
 
-    _share(worker, z, runs(n, chosen, size))
+    _share(worker, z, runs(n, chosen, size), alone=work is not None)
 
 
 def _block_gradient(
@@ -197,7 +207,7 @@ def _block_gradient(
 ) -> None:
     r, a, b, c = columns
     assert r is not None and a is not None and c is not None
-    shifted, _ = work.take(len(z))
+    shifted, _ = work.take(*z.shape)
     _shift(z, r, shifted)
     if temperature != 1.0:
         shifted.div_(temperature)
@@ -208,3 +218,24 @@ def _block_gradient(
         torch.exp(shifted, out=out)
         out.mul_(shifted.mul_(b).add_(a))
     out.scatter_add_(-1, ids[:, None], c)
+
+
+def joined(
+    highest: Tensor, total: Tensor, weighted: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # (k, n) each -> (n,) each
+    """m, s, t of rows that come in k parts.
+
+    With w_k = e^{m_k − m}: s = Σ w_k s_k, t = Σ w_k (t_k + s_k (m_k − m)). The m are constants to
+    autograd.
+    """
+    top = highest.detach().amax(0)
+    base = top.masked_fill(top == -torch.inf, 0.0)
+    # A part far below the others adds 0, and must not make 0 · ∞: its distance is held finite.
+    gap = (highest.detach() - base).clamp(min=FLOOR)
+    share_of = gap.exp()
+    return top, (share_of * total).sum(0), (share_of * (weighted + total * gap)).sum(0)
+
+
+def unused(grad: Tensor | None) -> bool:
+    """Whether no gradient comes in: autograd may hand over zeros for results nobody used."""
+    return grad is None or (not grad.is_cuda and not bool(grad.any()))
