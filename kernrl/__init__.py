@@ -36,6 +36,7 @@ for _room, _names in {
     "kernrl.value.occupancy": "SuccessorRepresentation",
     "kernrl.value.recursive": "RecursiveKLSTD",
     "kernrl.value.regularised": "RegularisedLSTD RegularisedLSTDQ",
+    "kernrl.value.state_transform": "StateTransform",
     "kernrl.value.td": "KernelTD",
     "kernrl.control.klspi": "KLSPI",
     "kernrl.control.kernel_q_learning": "KernelQLearning",

@@ -10,6 +10,8 @@ from typing import Any
 import contracts
 import numpy as np
 import pytest
+from contract_parts import check_learnt_names, check_parameters
+from sklearn.preprocessing import StandardScaler
 
 from kernrl.agent import Agent
 from kernrl.approx.dictionary import Dictionary
@@ -33,6 +35,7 @@ from kernrl.value.lstd import KLSTD, KLSTDQ
 from kernrl.value.occupancy import SuccessorRepresentation
 from kernrl.value.recursive import RecursiveKLSTD
 from kernrl.value.regularised import RegularisedLSTD, RegularisedLSTDQ
+from kernrl.value.state_transform import StateTransform
 from kernrl.value.td import KernelTD
 
 RBF, Delta = stationary.RBF, base.Delta
@@ -204,6 +207,14 @@ def test_agent(name: str) -> None:
     contracts.check_agent(*AGENTS[name])
 
 
+def test_state_transform(walk: Transitions) -> None:
+    """What it does is tested in tests/value: it takes transitions, as no feature map does."""
+    transform = StateTransform(StandardScaler())
+    check_parameters(transform)
+    before = set(vars(transform))
+    check_learnt_names(before, transform.fit(walk))
+
+
 # ---------------------------------------------------------------- nothing is left out
 
 COVERED = {
@@ -218,6 +229,7 @@ COVERED = {
     GPTD,
     GPTDEnsemble,
     RegularisedLSTDQ,
+    StateTransform,
     *(type(make()) for make in ESTIMATORS.values()),
     *(type(make()) for make, _ in AGENTS.values()),
 }

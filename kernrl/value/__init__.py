@@ -19,6 +19,7 @@ for _file, _names in {
     "occupancy": "SuccessorRepresentation",
     "recursive": "RecursiveKLSTD",
     "regularised": "RegularisedLSTD RegularisedLSTDQ",
+    "state_transform": "StateTransform",
     "td": "KernelTD",
 }.items():
     _TABLE |= dict.fromkeys(_names.split(), f"kernrl.value.{_file}")

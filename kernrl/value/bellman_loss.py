@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sklearn.pipeline import Pipeline
 
 from kernrl import arrays, checks, linalg
 from kernrl.data.transitions import Transitions
@@ -19,7 +20,7 @@ from kernrl.kernels.gram import GramOperator, gram
 from kernrl.value.estimator import KernelEstimator, transitions
 from kernrl.value.pair_rows import pair_rows, points_of_pairs
 from kernrl.value.representers import expanded, require_memory, residual_gram, wide
-from kernrl.value.system import FeatureSystem, Rows, ridged
+from kernrl.value.system import FeatureSystem, Rows, ridged, state_rows
 
 Array = Any
 
@@ -65,7 +66,8 @@ def bellman_scorer(kernel: Kernel, *, statistic: str = "U") -> Callable[..., flo
 
     Unlike −mean squared TD error it does not contain the variance of the transitions, so it ranks
     estimators by their Bellman residual. Use one kernel for all candidates, wide enough to see
-    smooth residuals; a "median" length scale is resolved on each held-out set.
+    smooth residuals; a "median" length scale is resolved on each held-out set. Of a Pipeline the
+    last step is judged, on the states that it sees.
 
     >>> from kernrl.kernels.stationary import RBF
     >>> from kernrl.value.lstd import KLSTD
@@ -77,7 +79,10 @@ def bellman_scorer(kernel: Kernel, *, statistic: str = "U") -> Callable[..., flo
     checks.choice("bellman_scorer", "statistic", statistic, STATISTICS)
 
     def score(estimator: Any, X: Transitions, y: None = None) -> float:
-        points = estimator._rows(transitions("bellman_scorer", X)).points
+        if isinstance(estimator, Pipeline):
+            X, estimator = estimator[:-1].transform(X), estimator[-1]
+        rows_of = getattr(estimator, "_rows", state_rows)  # pairs where the estimator is of Q
+        points = rows_of(transitions("bellman_scorer", X)).points
         errors = estimator.td_errors(X)
         return -kernel_bellman_loss(kernel, arrays.host(points), errors, statistic=statistic)
 

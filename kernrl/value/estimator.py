@@ -122,7 +122,7 @@ class KernelEstimator(BaseEstimator):
             yield X
             return
         if not isinstance(X, Iterable):
-            checks.fail(self._owner, "X must be Transitions", type(X).__name__, error=TypeError)
+            transitions(self._owner, X)  # raises
         source = (transitions(self._owner, chunk) for chunk in X)
         wanted = 10 * getattr(self.features, "n_components", 0)
         head: list[Transitions] = []
@@ -185,7 +185,8 @@ class KernelEstimator(BaseEstimator):
             rows = joined(self._kept)
             self._kept = [rows]
             self.features_ = None
-            self.support_ = rows.points
+            xp = arrays.namespace(rows.points)  # float64, as the solve: float32 tiles lose digits
+            self.support_ = xp.astype(rows.points, xp.float64, copy=False)
             self._solve_rows(rows)
         else:
             self.support_ = getattr(self.features_, "landmarks_", None)

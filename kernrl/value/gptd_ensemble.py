@@ -98,9 +98,12 @@ class GPTDEnsemble(BaseEstimator):
 
     def score(self, X: Transitions, y: None = None) -> float:
         """−mean squared TD error of the mixture's mean."""
+        return -float(np.mean(self.td_errors(X) ** 2))
+
+    def td_errors(self, X: Transitions) -> np.ndarray:  # -> (n,)
+        """δ_i = r_i + γV(s'_i) − V(s_i) of the mixture's mean, with V(s') = 0 where terminated."""
         checks.fitted(self, "mixture_")
-        errors = self._mixed([model.td_errors(X) for model in self.estimators_])
-        return -float(np.mean(errors**2))
+        return np.asarray(self._mixed([model.td_errors(X) for model in self.estimators_]))
 
     # ---------------------------------------------------------------- its parts
 

@@ -5,6 +5,7 @@ import pytest
 from reference.chains import Chain
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score, train_test_split
 
+from kernrl.approx.dictionary import Dictionary
 from kernrl.approx.nystroem import Nystroem
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Delta
@@ -12,6 +13,8 @@ from kernrl.kernels.stationary import RBF
 from kernrl.value.averagers import KernelAverager
 from kernrl.value.bellman_loss import bellman_scorer
 from kernrl.value.factorisation import StochasticFactorisation
+from kernrl.value.gptd import GPTD
+from kernrl.value.gptd_ensemble import GPTDEnsemble
 from kernrl.value.lstd import KLSTD
 from kernrl.value.occupancy import SuccessorRepresentation
 from kernrl.value.recursive import RecursiveKLSTD
@@ -33,6 +36,7 @@ ESTIMATORS = [
     RecursiveKLSTD(RBF(), 0.8),
     RegularisedLSTD(RBF(), 0.8, 1e-4),
     KernelTD(RBF(), 0.8, 0.5, n_epochs=3),
+    GPTD(RBF(), 0.8, 0.1, dictionary=Dictionary()),
 ]
 
 
@@ -56,6 +60,14 @@ def test_cross_validation_and_splits(estimator):
     assert scores.shape == (4,) and np.all(scores < 0)
     train, test = train_test_split(walk(), random_state=0)
     assert np.isfinite(estimator.fit(train).score(test))
+
+
+def test_an_ensemble_is_judged_by_its_mixture():
+    t = walk()
+    mixture = GPTDEnsemble([RBF(0.2), RBF(1e3)], 0.8).fit(t)
+    score = bellman_scorer(RBF(0.3))
+    alone = score(GPTD(RBF(0.2), 0.8, 0.1).fit(t), t)
+    assert 2 * alone < score(mixture, t) < 0
 
 
 def test_the_td_error_prefers_the_wrong_estimator_and_the_bellman_loss_does_not():
