@@ -25,7 +25,10 @@ def mlp(
     gains = [math.sqrt(2)] * len(hidden) + [gain]
     layers: list[nn.Module] = []
     for rows, columns, scale in zip(sizes, sizes[1:], gains, strict=False):
-        linear = nn.utils.skip_init(nn.Linear, rows, columns)  # the global stream stays untouched
+        # The global stream stays untouched. Not skip_init: its first call imports SymPy, half a
+        # second on the clock of training.
+        with torch.random.fork_rng(devices=[]):
+            linear = nn.Linear(rows, columns)
         nn.init.orthogonal_(linear.weight, scale, generator=generator)
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.Tanh()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -191,3 +193,17 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_moves():
         adam.step(net(torch.full((1, 5), torch.nan)).sum(), 0.1)
     for name, x in net.state_dict().items():
         assert torch.equal(x, before[name])
+
+
+# ---------------------------------------------------------------- what making one costs
+
+
+def test_making_the_first_network_imports_nothing():
+    """SymPy, say, takes half a second, which would count as training in the first run."""
+    code = (
+        "import sys, torch; from kernrl.deep.networks import mlp; before = set(sys.modules); "
+        "mlp(3, (4,), 2, gain=1.0, generator=torch.Generator()); "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
