@@ -167,16 +167,14 @@ __global__ void __launch_bounds__(THREADS)
 
 // Blocks of matvec that one multiprocessor should hold: as many as leave every total in a register.
 // Left to itself the compiler spills some to hold one block more.
-template <class T>
-constexpr int resident(int width) {
-    return sizeof(T) == 4 ? (width <= 2 ? 3 : 2) : (width <= 2 ? 2 : 1);
-}
+template <class T, int WIDTH>
+constexpr int RESIDENT = sizeof(T) == 4 ? (WIDTH <= 2 ? 3 : 2) : (WIDTH <= 2 ? 2 : 1);
 
 // out (parts, n, t) with sum over parts = K(x, y) w, t <= WIDTH. Grid x: bands of TILE rows; grid
 // y: parts of `span` tiles of columns, so that few rows still fill the device. The host adds the
 // parts: no atomics, so the same call gives the same bits.
 template <class Family, class T, int WIDTH>
-__global__ void __launch_bounds__(THREADS, resident<T>(WIDTH))
+__global__ void __launch_bounds__(THREADS, RESIDENT<T, WIDTH>)
     matvec(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ w,
            T* __restrict__ out, Index n, Index m, Index d, Index t, Index span, T parameter) {
     __shared__ __align__(16) T shared[2 * DEPTH * STRIDE];
