@@ -204,12 +204,19 @@ def condition_estimate(a: Array) -> float:
     return condition if math.isfinite(condition) else math.inf
 
 
-def solve(a: Array, b: Array, *, owner: str = "solve") -> Array:
+def solve(
+    a: Array,
+    b: Array,
+    *,
+    owner: str = "solve",
+    cure: str = "Raise ridge or drop near-duplicate landmarks.",
+) -> Array:
     """x with A x = b by LU, refined once; for matrices that need not be symmetric.
 
     Warns (ConditionWarning) when eps·condition > 1e-3, that is when fewer than three digits of x
     can be trusted; raises when the matrix is singular to working precision (eps·condition > 10).
     (m, m), (m,) or (m, k) -> b's shape. Cost 2m³/3, on other libraries than NumPy about 4 times.
+    cure: what the warning and the error advise.
     """
     a = arrays.floating(arrays.take(owner, "the matrix", a))
     _square(owner, a)
@@ -222,11 +229,11 @@ def solve(a: Array, b: Array, *, owner: str = "solve") -> Array:
     b = xp.astype(b, a.dtype, copy=False)
     if arrays.is_numpy(xp):
         lu, pivots, condition = _lu(a)
-        _judge(owner, condition * arrays.epsilon(a), condition)
+        _judge(owner, condition * arrays.epsilon(a), condition, cure)
         apply = _lu_solver(lu, pivots)
     else:
         condition = condition_estimate(a)
-        _judge(owner, condition * arrays.epsilon(a), condition)
+        _judge(owner, condition * arrays.epsilon(a), condition, cure)
 
         def apply(rhs: Array) -> Array:
             return xp.linalg.solve(a, rhs)
@@ -343,15 +350,14 @@ def _lu_solver(lu: np.ndarray, pivots: np.ndarray) -> Callable[[Array], Array]:
     return apply
 
 
-def _judge(owner: str, lost: float, condition: float) -> None:
+def _judge(owner: str, lost: float, condition: float, cure: str) -> None:
     """Warn or raise by eps·condition."""
     if not lost <= SINGULAR:
-        cure = "Raise ridge or drop near-duplicate landmarks."
         checks.fail(owner, "the system must not be singular", f"condition {condition:.1e}", cure)
     if lost > DIGITS_WARNING:
         checks.warn(
             owner,
             f"the system is ill-conditioned ({condition:.1e})",
-            "Raise ridge, or use fewer landmarks.",
+            cure,
             checks.ConditionWarning,
         )

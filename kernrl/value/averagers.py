@@ -10,7 +10,14 @@ import numpy as np
 from kernrl import arrays, checks, linalg
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
-from kernrl.value.averaging import TILE, Averager, averaging_weights, policy_iteration, wide
+from kernrl.value.averaging import (
+    ENDLESS,
+    TILE,
+    Averager,
+    averaging_weights,
+    policy_iteration,
+    wide,
+)
 from kernrl.value.estimator import KernelEstimator, transitions
 from kernrl.value.system import state_rows
 
@@ -111,7 +118,7 @@ class KernelAverager(Averager, KernelEstimator):
             followed = arrays.like(numbers, policy)[None, :] == policy[:, None]
             chosen = xp.where(followed, weights, xp.zeros_like(weights))
             system = unit - self.gamma * chosen * mask[None, :]
-            return linalg.solve(system, chosen @ rewards, owner=self._owner)
+            return linalg.solve(system, chosen @ rewards, owner=self._owner, cure=ENDLESS)
 
         self.next_values_, self.n_rounds_ = policy_iteration(backups, evaluate, weights)
         self.weights_ = rewards + self.gamma * mask * self.next_values_

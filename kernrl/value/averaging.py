@@ -25,6 +25,8 @@ from kernrl.value.system import state_rows
 Array = Any
 
 TILE = 1024  # rows whose weights are in memory at once
+# Of a singular system: with γ = 1 the values of states that never lead to an end are not finite.
+ENDLESS = "Pass gamma below 1, or transitions of which every state leads to a terminal one."
 MAX_ROUNDS = 1000  # of policy iteration: policies only improve, and it ends in a handful
 
 

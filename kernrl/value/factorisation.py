@@ -14,6 +14,7 @@ from kernrl.kernels.base import Kernel
 from kernrl.kernels.distances import direct
 from kernrl.kernels.gram import gram
 from kernrl.value.averaging import (
+    ENDLESS,
     TILE,
     Averager,
     averaging_weights,
@@ -177,7 +178,8 @@ class StochasticFactorisation(Averager, KernelEstimator):
             ones = [xp.astype(policy == a, p.dtype) for a in range(p.shape[0])]
             followed = sum(c[:, None] * p[a, ...] for a, c in enumerate(ones))
             rewards = sum(c * r[a, ...] for a, c in enumerate(ones))
-            return linalg.solve(unit - gamma * followed, rewards, owner=self._owner)
+            system = unit - gamma * followed
+            return linalg.solve(system, rewards, owner=self._owner, cure=ENDLESS)
 
         v, self.n_rounds_ = policy_iteration(backups, evaluate, p[0, ...])
         self.weights_ = backups(v)

@@ -5,10 +5,13 @@ import pytest
 from reference.chains import Chain
 from tolerances import tolerance
 
+from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Delta
 from kernrl.kernels.dot import Linear
 from kernrl.kernels.stationary import RBF, Matern
+from kernrl.value.averagers import KernelAverager
 from kernrl.value.averaging import averaging_weights, policy_iteration
+from kernrl.value.factorisation import StochasticFactorisation
 
 
 @pytest.mark.parametrize("kernel", [RBF(0.5), Matern(0.5), RBF(1e-3), Delta()])
@@ -43,6 +46,17 @@ def test_a_negative_kernel_is_refused():
     text = r"^owner: an averaging kernel must not be negative, got -1\. Take a kernel that is pos"
     with pytest.raises(ValueError, match=text):
         averaging_weights(Linear(), np.array([[1.0]]), np.array([[-1.0]]), "owner")
+
+
+@pytest.mark.parametrize(
+    "make", [KernelAverager(RBF(), 1.0), StochasticFactorisation(RBF(), 1.0, 1, rng=0)]
+)
+def test_an_endless_sum_says_what_is_missing(make):
+    """An averager has no ridge to raise: with γ = 1 a state must lead to an end."""
+    t = Transitions(np.zeros((4, 1)), np.ones(4), np.zeros((4, 1)), np.zeros(4))
+    with pytest.raises(ValueError, match=r"must not be singular.* Pass gamma below 1, or"):
+        make.fit(t)
+    assert make.set_params(gamma=0.5).fit(t).predict([[0.0]])[0] == pytest.approx(2.0)
 
 
 def test_no_query_has_no_weights():
