@@ -89,11 +89,11 @@ def _kappa(kl: float | Tensor | None, mismatched: Any, like: Tensor) -> Tensor:
 
 
 def _flat(name: str, x: Any) -> Tensor:
-    x = inputs.floating(OWNER, name, x)
-    if x.ndim != 1:
+    out = inputs.floating(OWNER, name, x)
+    if out.ndim != 1:
         cure = "Sum over tokens first: sequence_logprobs(logprob, mask)."
-        checks.fail(OWNER, f"{name} must have shape (b,)", checks.shape(x), cure)
-    return x
+        checks.fail(OWNER, f"{name} must have shape (b,)", checks.shape(out), cure)
+    return out
 
 
 @torch.no_grad()
