@@ -92,10 +92,10 @@ def estimate_return(
     and given initial states stay, and the method is solved again on each of `n_resamples` draws.
     Under 10 episodes value ± t·√(n/(n−1))·(spread of the draws), from there on quantiles of the
     draws, widened as in Hesterberg (2015). It covers the noise of the data, not the bias of
-    ridge, kernel or missing actions. Where sums of all episodes would not fit, neighbouring
-    episodes are drawn together in groups; `Estimate.method` and `n` say so. level=None: no
-    interval. Raises under 3 episodes. rng=None is seed 0: the same data, the same numbers.
-    Cost: O(n m²) once, and m³ a draw.
+    ridge, kernel or missing actions; of these a warning tells. Where sums of all episodes would not
+    fit, neighbouring episodes are drawn together in groups; `Estimate.method` and `n` say so.
+    level=None: no interval. Raises under 3 episodes. rng=None is seed 0: the same data, the same
+    numbers. Cost: O(n m²) once, and m³ a draw.
 
     >>> from kernrl.data.transitions import Transitions
     >>> rng = np.random.default_rng(0)

@@ -12,12 +12,14 @@ from kernrl.data.transitions import Transitions
 from kernrl.kernels.base import Kernel
 from kernrl.value.bellman_loss import damped_least_squares
 from kernrl.value.fqe import RegressionSystem
-from kernrl.value.pair_rows import pair_rows, start_pairs
-from kernrl.value.system import Rows, ridged
+from kernrl.value.pair_rows import Weighted, pair_rows, start_pairs
+from kernrl.value.system import BLOCK_ROWS, Rows, ridged
 
 Array = Any
 
 MOST_NUMBERS = 50_000_000  # of all units' sums, 400 MB: beyond it episodes are summed in groups
+UNSEEN = 1e-6  # of k(z, z) that φ sees, below which z is unlike all data
+FEW_UNSEEN = 0.01  # of the policy's actions that may be so without a word
 DRAWS = 32  # whose sums are made by one product
 
 
@@ -101,6 +103,7 @@ def system_statistic(
     features = features.with_kernel(features.kernel or kernel.resolve(rows.points, rng=0))
     features.fit(rows.points)
     begins = start_pairs(owner, policy, t, initial_states)
+    _warn_of_the_unseen(owner, features, (*begins, *rows.following))
     fixed = None if initial_states is None else _start(features, begins, None)
     size = int(features.transform(rows.points[:1, :]).shape[1])
     episodes, per_unit = _units(t, size)
@@ -115,6 +118,25 @@ def system_statistic(
 
     unit = "episodes" if per_unit == 1 else f"groups of {per_unit} episodes"
     return statistic, len(episodes), unit
+
+
+def _warn_of_the_unseen(owner: str, features: Any, measure: tuple[Weighted, ...]) -> None:
+    """Where all of φ is 0 a value is 0, whatever the data: no interval knows of that."""
+    lost = total = 0.0
+    for weights, z in measure:
+        for start in range(0, int(z.shape[0]), BLOCK_ROWS):
+            part = z[start : start + BLOCK_ROWS, :]
+            mass = arrays.host(weights[start : start + BLOCK_ROWS])
+            seen = (arrays.host(features.transform(part)) ** 2).sum(axis=1)
+            lost += mass[seen <= UNSEEN * arrays.host(features.kernel_.diagonal(part))].sum()
+            total += mass.sum()
+    if lost > FEW_UNSEEN * total:
+        checks.warn(
+            owner,
+            f"{lost / total:.0%} of what the policy does is unlike all data (an action that no row "
+            "took, or states far away) and counts as worth 0, in the interval too",
+            "Gather such data, or pass a kernel that sees likeness there.",
+        )
 
 
 class _Table:

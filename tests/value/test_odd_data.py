@@ -204,14 +204,27 @@ def test_an_ensemble_on_one_row_and_on_one_state():
         assert np.isfinite(mean).all() and np.all((std >= 0) & (std <= 1.0))
 
 
-@pytest.mark.parametrize("method", ["lstdq", "fqe", "mql", "mwl"])
-def test_returns_of_odd_data(method):
+@pytest.mark.parametrize(("share", "told"), [(1.0, "100% of what"), (0.3, "30% of what")])
+def test_a_return_by_actions_that_no_row_took_is_warned_about(share, told):
+    """Its interval has no width where all is unseen, which looks like certainty."""
     t = walk()
 
     def policy(states):
-        return np.tile([0.5, 0.5], (len(states), 1))
+        return np.tile([1 - share, 0.0, share], (len(states), 1))
 
+    with pytest.warns(UserWarning, match=f"estimate_return: {told} the policy does is unlike all"):
+        estimate_return(t, policy, gamma=0.5, level=None)
+
+
+@pytest.mark.parametrize("method", ["lstdq", "fqe", "mql", "mwl"])
+def test_returns_of_odd_data(method):
+    t = walk()
     giant = t.replace(rewards=np.where(np.arange(40) == 7, 1e12, t.rewards))
-    for odd in (giant, t[:1], t[np.repeat(np.arange(40), 3)]):
+    one = t[:1].replace(actions=[0], next_states=t.states[:1])
+    for odd, policy in (
+        (giant, lambda states: np.full((len(states), 2), 0.5)),
+        (t[np.repeat(np.arange(40), 3)], lambda states: np.full((len(states), 2), 0.5)),
+        (one, lambda states: np.zeros(len(states), dtype=int)),
+    ):
         found = estimate_return(odd, policy, method=method, kernel=PAIRS, gamma=0.5, level=None)
         assert np.isfinite(found.value)

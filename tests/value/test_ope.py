@@ -300,6 +300,7 @@ class TestInterval:
         narrow, broad = (estimate_return(walk(), mixed, level=k) for k in (0.5, 0.99))
         assert broad.low < narrow.low < narrow.high < broad.high
 
+    @pytest.mark.filterwarnings("ignore:estimate_return. .* is unlike all data")
     def test_a_draw_that_diverges_has_no_bounds(self):
         """Five episodes in twelve double their state: drawn seven times, they make it diverge."""
         s = np.ones(12)
@@ -319,7 +320,7 @@ class _Held:
     """Features fitted beforehand."""
 
     def __init__(self, fitted):
-        self.fitted, self.kernel = fitted, fitted.kernel_
+        self.fitted, self.kernel, self.kernel_ = fitted, fitted.kernel_, fitted.kernel_
 
     def with_kernel(self, kernel):
         return self
