@@ -96,8 +96,7 @@ def group_advantages(
     table, mask, place = _table(owner, rewards, groups)
     if not table.numel():
         return table.view(-1)
-    scores = inputs.zeroed(KINDS[kind](table, mask, eps), mask)
-    return scores.reshape(-1)[place]
+    return KINDS[kind](table, mask, eps).reshape(-1)[place]
 
 
 @torch.no_grad()

@@ -96,7 +96,7 @@ def policy_loss(
             metrics[name] = far.sum(dtype=ratio.dtype) / inputs.count(mask, far)
     options = gate_temperature, gamma_weights
     terms = Terms(logprob, advantage, mask, log_ratio, ratio, clipped, held, cut, *options)
-    loss = _weighted(loss_of(terms), weight, logprob, mask)
+    loss = _weighted(loss_of(terms), weight, logprob)
     loss = _with_bonus(loss, entropy, entropy_bonus, logprob, mask, metrics)
     return reduce(loss, mask, aggregate, denominator), metrics
 
@@ -160,12 +160,11 @@ def _prepare(
     return inputs.zeroed(logprob, mask), delta, advantage, mask
 
 
-def _weighted(loss: Tensor, weight: Tensor | None, like: Tensor, mask: Tensor | None) -> Tensor:
+def _weighted(loss: Tensor, weight: Tensor | None, like: Tensor) -> Tensor:
     if weight is None:
         return loss
     weight = inputs.matching("policy_loss", "weight", weight, "logprob", like)
-    # Zeroed before the product: 0 · NaN at a masked entry would be the gradient.
-    return loss * inputs.zeroed(weight.detach(), mask)
+    return loss * weight.detach()
 
 
 def _with_bonus(

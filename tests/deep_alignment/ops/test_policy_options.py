@@ -74,7 +74,9 @@ def test_two_sided_cuts_an_overflowing_ratio():
 # ---------------------------------------------------------------- VESPO
 
 
-@pytest.mark.parametrize(("delta", "expected"), [(-1e3, 0.0), (1e3, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("delta", "expected"), [(-1e3, 0.0), (1e3, 0.0), (torch.inf, 0.0), (0.0, 1.0)]
+)
 def test_vespo_fades_at_both_ends_without_overflow(delta, expected):
     new = torch.zeros(1, 2, requires_grad=True)
     loss, _ = policy_loss(new, torch.full((1, 2), -delta), torch.ones(1, 2), kind="vespo")

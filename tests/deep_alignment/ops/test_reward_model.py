@@ -161,10 +161,12 @@ def test_elsewhere_nothing_is_read(junk, steps):
     assert torch.equal(loss, clean)
     assert torch.isfinite(metrics["accuracy"])
     assert not dirty.grad[~mask].any()
-    one, _ = process_reward_loss(
-        logits[..., 0].detach().masked_fill(~mask, junk), labels.clamp(max=1)
-    )
-    assert torch.isfinite(one)
+    dirty = logits[..., 0].detach().masked_fill(~mask, junk).requires_grad_()
+    loss, _ = process_reward_loss(dirty, labels.clamp(max=1))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(dirty.grad).all()
+    assert not dirty.grad[~mask].any()
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 3)])
