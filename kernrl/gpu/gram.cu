@@ -167,8 +167,14 @@ __global__ void __launch_bounds__(THREADS)
 
 // Blocks of matvec that one multiprocessor should hold: as many as leave every total in a register.
 // Left to itself the compiler spills some to hold one block more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int NARROW_DOUBLE = 1;  // two would spill 8 bytes a thread there
+#else
+constexpr int NARROW_DOUBLE = 2;
+#endif
+
 template <class T, int WIDTH>
-constexpr int RESIDENT = sizeof(T) == 4 ? (WIDTH <= 2 ? 3 : 2) : (WIDTH <= 2 ? 2 : 1);
+constexpr int RESIDENT = sizeof(T) == 4 ? (WIDTH <= 2 ? 3 : 2) : (WIDTH <= 2 ? NARROW_DOUBLE : 1);
 
 // out (parts, n, t) with sum over parts = K(x, y) w, t <= WIDTH. Grid x: bands of TILE rows; grid
 // y: parts of `span` tiles of columns, so that few rows still fill the device. The host adds the

@@ -78,10 +78,11 @@ def test_every_number_of_inputs(cupy, rng, d):
     np.testing.assert_allclose(got, expected @ np.asarray(w[:, 0]), **tolerance("algebra"))
 
 
+@pytest.mark.parametrize("d", [3, 40])  # x's tile stays in shared memory, or is loaded anew
 @pytest.mark.parametrize("blocks", [1, 2, 3, 1024])
-def test_columns_cut_into_parts_give_the_same_sums(cupy, rng, monkeypatch, blocks):
+def test_columns_cut_into_parts_give_the_same_sums(cupy, rng, monkeypatch, blocks, d):
     monkeypatch.setattr(host, "BLOCKS", blocks)
-    x, y, w = (rows(rng, n, 3, "float64") for n in (2, 300, 300))
+    x, y, w = rows(rng, 2, d, "float64"), rows(rng, 300, d, "float64"), rows(rng, 300, 3, "float64")
     got = host.matvec("matern32", x, y, w)
     np.testing.assert_allclose(got, entries("matern32", x, y) @ w, **tolerance("algebra"))
     parts = {1: 1, 2: 2, 3: 3, 1024: 5}[blocks]  # of 5 tiles of columns
