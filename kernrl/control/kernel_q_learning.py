@@ -10,6 +10,7 @@ from gymnasium import spaces
 from kernrl import arrays, checks
 from kernrl.agent import Agent
 from kernrl.approx.dictionary import Dictionary
+from kernrl.control import discrete
 from kernrl.control.states import StateScaler, default_kernel, is_table
 from kernrl.data.collect import Step
 from kernrl.data.replay import Replay
@@ -89,9 +90,7 @@ class KernelQLearning(Agent):
 
     def _check(self) -> None:
         owner = self._owner
-        if self.kernel is not None and not isinstance(self.kernel, Kernel):
-            rule = "kernel must be a kernel or None"
-            checks.fail(owner, rule, repr(self.kernel), error=TypeError)
+        discrete.check(owner, self.kernel, self.action_space_)
         checks.choice(owner, "gradient", self.gradient, GRADIENTS)
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "learning_rate", self.learning_rate, above=0.0, below=2.0)
@@ -107,10 +106,6 @@ class KernelQLearning(Agent):
         if not isinstance(self.dictionary, Dictionary):
             rule = "dictionary must be a Dictionary"
             checks.fail(owner, rule, repr(self.dictionary), error=TypeError)
-        if not isinstance(self.action_space_, spaces.Discrete):
-            checks.fail(
-                owner, "the action space must be Discrete", self.action_space_, error=TypeError
-            )
 
     # ---------------------------------------------------------------- learning
 
@@ -129,14 +124,11 @@ class KernelQLearning(Agent):
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """ε-greedy; uniformly random in the warm-up."""
-        start = int(self.action_space_.start)
-        random = self.rng_.integers(self._n_actions, size=len(observations)) + start
         if not hasattr(self, "weights_"):
-            return random
-        explore = self.rng_.random(len(observations)) < self._epsilon()
-        if explore.all():
-            return random
-        return np.where(explore, random, self._actions(observations, True))
+            return discrete.uniform(self.rng_, self.action_space_, len(observations))
+        return discrete.epsilon_greedy(
+            self.rng_, self.action_space_, self._epsilon(), observations, self._greedy
+        )
 
     def _epsilon(self) -> float:
         span = max(1.0, self.exploration_fraction * self._total)
@@ -257,7 +249,7 @@ class KernelQLearning(Agent):
         return int(self.action_space_.n)
 
     def _numbers(self, actions: np.ndarray) -> np.ndarray:
-        return np.asarray(actions).reshape(-1).astype(np.int64) - int(self.action_space_.start)
+        return discrete.numbers(actions, self.action_space_)
 
     def _rows(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return np.column_stack((states, actions)) if self._pairs else states
@@ -287,12 +279,15 @@ class KernelQLearning(Agent):
 
     def _actions(self, observations: np.ndarray, deterministic: bool) -> np.ndarray:
         checks.fitted(self, "weights_")
-        start = int(self.action_space_.start)
-        greedy = np.argmax(self._q(observations), axis=1) + start
-        if deterministic:
-            return greedy
-        random = self.rng_.integers(self._n_actions, size=len(greedy)) + start
-        return np.where(self.rng_.random(len(greedy)) < self.epsilon_final, random, greedy)
+        epsilon = 0.0 if deterministic else self.epsilon_final
+        if epsilon == 0.0:  # no draw: deterministic predictions leave the generator alone
+            return self._greedy(observations) + int(self.action_space_.start)
+        return discrete.epsilon_greedy(
+            self.rng_, self.action_space_, epsilon, observations, self._greedy
+        )
+
+    def _greedy(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b,)
+        return np.argmax(self._q(observations), axis=1)
 
     def _values(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b,)
         return self._q(observations).max(axis=1)

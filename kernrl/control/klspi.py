@@ -10,6 +10,7 @@ from gymnasium import spaces
 from kernrl import arrays, checks
 from kernrl.agent import Agent
 from kernrl.approx.nystroem import Nystroem
+from kernrl.control import discrete
 from kernrl.control.greedy import GreedyPolicy, MeanPolicy, with_action
 from kernrl.control.states import StateScaler, default_kernel, is_table
 from kernrl.data.collect import Step
@@ -87,9 +88,7 @@ class KLSPI(Agent):
 
     def _check(self) -> None:
         owner = self._owner
-        if self.kernel is not None and not isinstance(self.kernel, Kernel):
-            rule = "kernel must be a kernel or None"
-            checks.fail(owner, rule, repr(self.kernel), error=TypeError)
+        discrete.check(owner, self.kernel, self.action_space_)
         checks.features(owner, self.features)
         checks.real(owner, "gamma", self.gamma, at_least=0.0, at_most=1.0)
         checks.real(owner, "ridge", self.ridge, at_least=0.0)
@@ -100,9 +99,6 @@ class KLSPI(Agent):
             checks.integer(owner, "window", self.window, at_least=1)
         for name in ("epsilon", "epsilon_final"):
             checks.real(owner, name, getattr(self, name), at_least=0.0, at_most=1.0)
-        if not isinstance(self.action_space_, spaces.Discrete):
-            rule = "the action space must be Discrete"
-            checks.fail(owner, rule, self.action_space_, error=TypeError)
 
     # ---------------------------------------------------------------- policy iteration on a batch
 
@@ -116,7 +112,7 @@ class KLSPI(Agent):
     def _learn(self, columns: Columns, before: GreedyPolicy | None) -> tuple[GreedyPolicy, int]:
         """One round: representation, then policy iteration; also the iterations made."""
         states, actions, rewards, next_states, terminated = columns
-        actions = actions.reshape(-1).astype(np.int64) - int(self.action_space_.start)
+        actions = discrete.numbers(actions, self.action_space_)
         scaler = StateScaler(self.standardise and not is_table(self.observation_space_))
         z, next_z = scaler.fit(states).transform(states), scaler.transform(next_states)
         features, pairs = self._represent(z, actions)
@@ -203,14 +199,12 @@ class KLSPI(Agent):
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """ε-greedy; uniformly random in the first round."""
-        start = int(self.action_space_.start)
-        random = self.rng_.integers(self._n_actions, size=len(observations)) + start
         if not hasattr(self, "policy_"):
-            return random
-        explore = self.rng_.random(len(observations)) < self._epsilon()
-        if explore.all():
-            return random
-        return np.where(explore, random, self.policy_.members[-1].act(observations) + start)
+            return discrete.uniform(self.rng_, self.action_space_, len(observations))
+        newest = self.policy_.members[-1].act
+        return discrete.epsilon_greedy(
+            self.rng_, self.action_space_, self._epsilon(), observations, newest
+        )
 
     def _epsilon(self) -> float:
         progress = (self.steps_ - self.first_round) / max(1, self._total - self.first_round)
@@ -255,11 +249,12 @@ class KLSPI(Agent):
 
     def _actions(self, observations: np.ndarray, deterministic: bool) -> np.ndarray:
         checks.fitted(self, "policy_")
-        greedy = self.policy_.act(observations)
-        if not deterministic:
-            random = self.rng_.integers(self._n_actions, size=len(greedy))
-            greedy = np.where(self.rng_.random(len(greedy)) < self.epsilon_final, random, greedy)
-        return greedy + int(self.action_space_.start)
+        epsilon = 0.0 if deterministic else self.epsilon_final
+        if epsilon == 0.0:  # no draw: deterministic predictions leave the generator alone
+            return self.policy_.act(observations) + int(self.action_space_.start)
+        return discrete.epsilon_greedy(
+            self.rng_, self.action_space_, epsilon, observations, self.policy_.act
+        )
 
     def _values(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b,)
         checks.fitted(self, "policy_")
