@@ -175,3 +175,37 @@ def test_the_head_uses_the_same_kernels(rng):
 def test_float64_is_refused():
     with pytest.raises(TypeError, match="impl='triton' takes float32, bfloat16 and float16, got"):
         token_logprobs(torch.zeros(2, 3).double(), torch.zeros(2).long(), impl="triton")
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_liger_selected_log_probabilities(dtype, rng):
+    """Liger's Triton kernel in the same interpreter; it skips the last position of a sequence."""
+    liger = pytest.importorskip("liger_kernel.ops.grpo_loss", reason="Liger is not installed")
+    logits, ids, mask = tokens(rng, (2, 5), 300, dtype)
+    want = liger.fused_selective_log_softmax(logits, ids[:, :-1], 0.7, mask[:, :-1].int())
+    got = token_logprobs(
+        logits[:, :-1], ids[:, :-1], temperature=0.7, mask=mask[:, :-1], impl="triton"
+    )
+    torch.testing.assert_close(got.logprob, want, **tolerance("float32"))
+
+
+@pytest.mark.peers
+def test_liger_linear_cross_entropy(rng):
+    """Liger's fused head in the same interpreter, value and gradients."""
+    liger = pytest.importorskip(
+        "liger_kernel.ops.fused_linear_cross_entropy", reason="Liger is not installed"
+    )
+    tensors = [torch.tensor(rng.normal(size=s)).float() for s in ((12, 8), (70, 8))]
+    ids = torch.as_tensor(rng.integers(70, size=12))
+    a, b = ([x.clone().requires_grad_() for x in tensors] for _ in range(2))
+    found = liger.LigerFusedLinearCrossEntropyFunction.apply(
+        *a, ids, None, None, -100, 0.0, 0.0, "sum"
+    )
+    want = found[0] if isinstance(found, tuple) else found
+    want.backward()
+    got = -linear_token_logprobs(*b, ids, impl="triton").logprob.sum()
+    got.backward()
+    torch.testing.assert_close(got, want, **tolerance("float32"))
+    for mine, theirs in zip(b, a, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, **tolerance("float32"))

@@ -410,25 +410,29 @@ def test_triton_on_the_cpu_says_why_not():
 
 
 @pytest.mark.peers
-def test_trl_selective_log_softmax(rng):
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_trl_log_probabilities_and_entropy(temperature, rng):
+    """TRL's form for the CPU, which is torch's own operations one by one, with gradients."""
     trl = pytest.importorskip("trl", reason="TRL is not installed")
-    from trl.trainer.utils import selective_log_softmax
+    from trl.trainer import utils
 
     print("trl", trl.__version__)
-    logits, ids, _ = tokens(rng, (4, 9), 301, torch.float32)
-    want = selective_log_softmax(logits, ids)
-    torch.testing.assert_close(token_logprobs(logits, ids).logprob, want, **tolerance("float32"))
-
-
-@pytest.mark.peers
-def test_trl_entropy(rng):
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    from trl.trainer.utils import entropy_from_logits
-
-    print("trl", trl.__version__)
-    logits, ids, _ = tokens(rng, (4, 9), 301, torch.float32)
-    want = entropy_from_logits(logits)
-    torch.testing.assert_close(token_logprobs(logits, ids).entropy, want, **tolerance("float32"))
+    logits, ids, mask = tokens(rng, (4, 9), 301, torch.float32)
+    weights = torch.as_tensor(rng.normal(size=(2, 4, 9))).float()
+    found = []
+    for peer in (False, True):
+        z = logits.clone().requires_grad_()
+        options = {"temperature": temperature}
+        if peer:
+            pair = utils.selective_log_softmax_and_entropy(z, ids, row_mask=mask, **options)
+        else:
+            pair = token_logprobs(z, ids, mask=mask, **options)[:2]
+        (slope,) = torch.autograd.grad([x.where(mask, 0.0) for x in pair], z, list(weights))
+        found.append([*(x.detach().where(mask, 0.0) for x in pair), slope])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, **tolerance("float32"))
+    alone = utils.selective_log_softmax(logits, ids, temperature=temperature).where(mask, 0.0)
+    torch.testing.assert_close(found[0][0], alone, **tolerance("float32"))
 
 
 @pytest.mark.peers

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,9 @@ REGISTERS = 64  # 8 warps of 64 registers a thread: four programs share a multip
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def test_in_the_interpreter():
-    """interpreted_logprobs.py, in a process that asks for the interpreter first."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+def interpreted(*options: str) -> str:
+    """interpreted_logprobs.py, in a process that asks for the interpreter first: pytest's words."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     done = subprocess.run(
         [*command, str(HERE / "interpreted_logprobs.py")],
         cwd=HERE.parents[2],
@@ -30,8 +32,19 @@ def test_in_the_interpreter():
         text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) >= 60, done.stdout[-400:]
+    return done.stdout
+
+
+def test_in_the_interpreter():
+    passed = re.search(r"(\d+) passed", interpreted())
+    assert passed and int(passed[1]) >= 60
+
+
+@pytest.mark.peers
+def test_beside_liger_in_the_interpreter():
+    print("liger-kernel", version("liger-kernel") if find_spec("liger_kernel") else "is missing")
+    said = interpreted("-m", "peers")
+    assert re.search(r"\d+ passed", said) or not find_spec("liger_kernel"), said
 
 
 SIZES = {
