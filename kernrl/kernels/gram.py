@@ -6,12 +6,13 @@ between the product and the kernel's function, and BLAS' own threads would spin 
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kernrl.kernels.base import Kernel
 
 Array = Any
+T = TypeVar("T")
 
 TILE_ROWS = 256  # 256 x 2000 float32 is 2 MB: the product, the clamp and the exp hit cache
 SMALL = 1 << 16  # entries below which a pool costs more than it saves
@@ -67,13 +69,27 @@ class GramOperator:
             x, y = xp.astype(x, common, copy=False), xp.astype(y, common, copy=False)
         self.kernel, self.xp, self.x, self.y = kernel, xp, x, y
         kernel._require_resolved()
-        self.section = kernel._section(xp, y)
         self.shape = (int(x.shape[0]), int(y.shape[0]))
         self.dtype = x.dtype
 
-    def tile(self, start: int, stop: int) -> Array:  # -> (stop − start, m)
-        """Rows start:stop of K, the diagonal exact where K is symmetric."""
-        block = self.section(self.x[start:stop, :])
+    @functools.cached_property
+    def _section(self) -> Callable[[Array], Array]:
+        return self.kernel._section(self.xp, self.y)
+
+    @functools.cached_property
+    def _filler(self) -> Callable[[np.ndarray, np.ndarray], None]:
+        return self.kernel._filler(self.y)
+
+    def tile(self, start: int, stop: int, out: Array = None) -> Array:  # -> (stop − start, m)
+        """Rows start:stop of K, the diagonal exact where K is symmetric.
+
+        On NumPy they may be made in `out`, so that no tile is made only to be copied.
+        """
+        if out is None:
+            block = self._section(self.x[start:stop, :])
+        else:
+            self._filler(self.x[start:stop], out)
+            block = out
         if self.symmetric:
             exact = self.kernel._diagonal(self.xp, self.x[start:stop, :])
             block = arrays.with_diagonal(block, exact, offset=start)
@@ -89,8 +105,8 @@ class GramOperator:
         """The whole matrix."""
         if not arrays.is_numpy(self.xp):
             return self._tiled(lambda block: block)
-        out, fill = np.empty(self.shape, dtype=self.dtype), self._tile_filler()
-        self._each_tile(lambda start, stop: fill(start, stop, out[start:stop]))
+        out = np.empty(self.shape, dtype=self.dtype)
+        self._each_tile(lambda start, stop: self.tile(start, stop, out[start:stop]))
         return out
 
     def __matmul__(self, w: Array) -> Array:  # (m,) or (m, k) -> (n,) or (n, k)
@@ -116,41 +132,27 @@ class GramOperator:
             return function(self.tile(0, 0))
         return parts[0] if len(parts) == 1 else self.xp.concat(parts, axis=0)
 
-    def _tile_filler(self) -> Callable[[int, int, np.ndarray], None]:
-        """`tile` into given memory, on NumPy: no tile is made only to be copied."""
-        filler = self.kernel._filler(self.y)
-
-        def fill(start: int, stop: int, out: np.ndarray) -> None:
-            filler(self.x[start:stop], out)
-            if self.symmetric:
-                exact = self.kernel._diagonal(self.xp, self.x[start:stop])
-                arrays.with_diagonal(out, exact, offset=start)
-
-        return fill
-
     def _threaded_product(self, w: np.ndarray) -> np.ndarray:
         n, m = self.shape
         out = np.empty((n, *w.shape[1:]), dtype=np.result_type(self.dtype, w.dtype))
-        fill, own = self._tile_filler(), threading.local()  # one tile a thread stays in its cache
+        own = threading.local()  # one tile a thread, used again and again, stays in its cache
 
         def work(start: int, stop: int) -> None:
             if not hasattr(own, "tile"):
                 own.tile = np.empty((min(TILE_ROWS, n), m), dtype=self.dtype)
-            tile = own.tile[: stop - start]
-            fill(start, stop, tile)
-            np.matmul(tile, w, out=out[start:stop])
+            np.matmul(self.tile(start, stop, own.tile[: stop - start]), w, out=out[start:stop])
 
         self._each_tile(work)
         return out
 
-    def _each_tile(self, work: Callable[[int, int], None]) -> None:
+    def _each_tile(self, work: Callable[[int, int], object]) -> None:
         n = self.shape[0]
         parallel_rows(
             lambda start: work(start, min(start + TILE_ROWS, n)), n, TILE_ROWS, n * self.shape[1]
         )
 
 
-def parallel_rows(work: Callable[[int], None], n: int, step: int, entries: int) -> None:
+def parallel_rows(work: Callable[[int], object], n: int, step: int, entries: int) -> None:
     """work(start) for start = 0, step, … < n: on the pool if `entries` are worth it."""
     starts = range(0, n, step)
     threads = n_threads()
@@ -161,6 +163,30 @@ def parallel_rows(work: Callable[[int], None], n: int, step: int, entries: int) 
     with arrays.single_threaded_blas():
         for _ in _pool(threads, os.getpid()).map(work, starts):
             pass
+
+
+def ordered(work: Callable[[int], T], n: int, step: int) -> Iterator[T]:
+    """work(start) for start = 0, step, … < n on the pool, the results in that order.
+
+    At most one result a thread waits, so memory does not grow when the consumer is slow.
+    """
+    starts = range(0, n, step)
+    threads = min(n_threads(), len(starts))
+    with arrays.single_threaded_blas():
+        if threads <= 1:
+            yield from map(work, starts)
+            return
+        pool, waiting = _pool(n_threads(), os.getpid()), collections.deque[Future[T]]()
+        try:
+            for start in starts:
+                waiting.append(pool.submit(work, start))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def n_threads() -> int:

@@ -22,6 +22,7 @@ import numpy as np
 from kernrl import arrays, checks, linalg
 from kernrl.data.transitions import Transitions
 from kernrl.kernels.gram import GramOperator, matvec
+from kernrl.value.landmark_sums import landmark_sums, streams
 
 Array = Any
 
@@ -64,7 +65,8 @@ def state_rows(t: Transitions) -> Rows:
 class FeatureSystem:
     """Streams rows into A = Σ e(φ − γφ')ᵀ and b = Σ e r; O(m²) memory whatever n is.
 
-    Accumulates in float64 even when features are float32. Cost: O(n m²).
+    Accumulates in float64 even when features are float32. Cost: O(n m²). Many rows of Nyström
+    features are summed unwhitened, see `value.landmark_sums`.
     """
 
     def __init__(self, features: Any, gamma: float, trace_decay: float = 0.0) -> None:
@@ -76,10 +78,18 @@ class FeatureSystem:
 
     def add(self, rows: Rows) -> None:
         """Add rows, in time order where traces are used."""
+        if self._only_sums and streams(self.features, rows):
+            self._increase(*landmark_sums(self.features, rows, self.gamma), len(rows))
+            return
         for block in rows.blocks():
             phi = self.features.transform(block.points)
             ahead = sum(c[:, None] * self.features.transform(z) for c, z in block.following)
             self._accumulate(phi, phi - self.gamma * ahead, block.rewards, block.starts)
+
+    @property
+    def _only_sums(self) -> bool:
+        """No trace and no subclass asks for φ of each row."""
+        return not self.decay and type(self)._accumulate is FeatureSystem._accumulate
 
     def _accumulate(self, phi: Array, difference: Array, rewards: Array, starts: Array) -> None:
         xp = arrays.namespace(phi)
@@ -87,9 +97,12 @@ class FeatureSystem:
             phi, self.trace = eligibility(phi, starts, self.decay, self.trace)
         matrix = xp.astype(xp.matmul(phi.T, difference), xp.float64, copy=False)
         target = xp.astype(xp.matmul(phi.T, xp.astype(rewards, phi.dtype)), xp.float64, copy=False)
+        self._increase(matrix, target, int(phi.shape[0]))
+
+    def _increase(self, matrix: Array, target: Array, n: int) -> None:
         self.matrix = matrix if self.matrix is None else self.matrix + matrix
         self.target = target if self.target is None else self.target + target
-        self.n += int(phi.shape[0])
+        self.n += n
 
     def solve(self, ridge: float, *, owner: str) -> Array:  # -> (m,)
         """w = (A + nλI)⁻¹ b. Warns when the condition leaves few digits, raises when singular."""

@@ -1,5 +1,7 @@
 """Dense, tiled and matrix-free Gram agree, on odd sizes, on every thread count."""
 
+import time
+
 import numpy as np
 import pytest
 from tolerances import tolerance
@@ -79,3 +81,22 @@ def test_mixed_precision_and_libraries():
 def test_wrong_weights_are_refused():
     with pytest.raises(ValueError, match=r"GramOperator: w must have 4 rows, got \(3,\)"):
         matvec(RBF(), np.ones((2, 1)), np.ones((4, 1)), np.ones(3))
+
+
+def test_ordered_results_come_in_order_and_errors_come_out(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+    def late(start):  # the earlier, the slower
+        time.sleep(0.02 if start % 20 == 0 else 0.0)
+        return start
+
+    assert list(module.ordered(late, 95, 10)) == list(range(0, 95, 10))
+    assert list(module.ordered(late, 0, 10)) == []
+
+    def fails(start):
+        if start == 30:
+            raise ZeroDivisionError
+        return start
+
+    with pytest.raises(ZeroDivisionError):
+        list(module.ordered(fails, 95, 10))
