@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import gymnasium as gym
 import numpy as np
 
-from benchmarks import gptd
+from benchmarks import gptd, kernels
 from benchmarks.timing import Case
 from kernrl.approx.nystroem import Nystroem
 from kernrl.approx.random_features import RandomFeatures
@@ -146,9 +146,18 @@ def ppo() -> Case:
     return Case("PPO CartPole-v1, 20 480 steps", n, "steps", contenders, repeats=1)
 
 
-CASES = (gram_matrix, nystroem, random_features, lstd, *gptd.CASES, stepping, ppo)
+CASES = (
+    gram_matrix,
+    nystroem,
+    random_features,
+    lstd,
+    *kernels.CASES,
+    *gptd.CASES,
+    stepping,
+    ppo,
+)
 
 
 def cases(only: str = "") -> Iterator[Case]:
-    """The cases whose function name contains `only`, built one at a time."""
-    return (make() for make in CASES if only in make.__name__)
+    """The cases whose module or function name contains `only`, built one at a time."""
+    return (make() for make in CASES if only in f"{make.__module__}.{make.__name__}")
