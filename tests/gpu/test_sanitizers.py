@@ -87,4 +87,6 @@ def test_a_missing_bound_is_reported(tmp_path, bound):
     right, wrong = BOUNDS[bound]
     assert source().count(right) == 1
     text = source().replace(right, wrong)
-    assert "heap-buffer-overflow" in report(text, "address,undefined", tmp_path)
+    # What lies past the end may be a freed block: the sanitizer then names that.
+    outside = "ERROR: AddressSanitizer: heap-(buffer-overflow|use-after-free)"
+    assert re.search(outside, report(text, "address,undefined", tmp_path))
