@@ -23,9 +23,10 @@ def main() -> None:
         print(case.name, flush=True)
         for row in run(case):
             rows.append(row.as_dict())
+            memory = "" if row.extra_bytes is None else f"  {row.extra_bytes / 1e6:8.0f} MB extra"
             print(
                 f"  {row.library:18} {row.seconds:9.3f} s  {row.cpu_seconds:9.3f} CPU s  "
-                f"{row.rate:14,.0f} {row.unit}/s",
+                f"{row.rate:14,.0f} {row.unit}/s{memory}",
                 flush=True,
             )
     given.out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import gymnasium as gym
 import numpy as np
 
-from benchmarks import gptd, kernels
+from benchmarks import gptd, kernels, ops
 from benchmarks.timing import Case
 from kernrl.approx.nystroem import Nystroem
 from kernrl.approx.random_features import RandomFeatures
@@ -153,6 +153,7 @@ CASES = (
     lstd,
     *kernels.CASES,
     *gptd.CASES,
+    *ops.CASES,
     stepping,
     ppo,
 )
