@@ -153,6 +153,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands(v, dtype, rng):
         kept = torch.tensor([False, True, False, True, True, False, True])
         masked = token_logprobs(logits, ids, temperature=0.9, mask=kept)
         packed = token_logprobs(logits.flip(0)[None], ids.flip(0)[None], temperature=0.9)
+        by_itself = [token_logprobs(logits[k], ids[k], temperature=0.9) for k in range(7)]
         torch.set_num_threads(1)
         alone = [token_logprobs(logits[k], ids[k], temperature=0.9) for k in range(7)]
         pairs = [token_logprobs(logits[k:][:2], ids[k:][:2], temperature=0.9) for k in range(6)]
@@ -163,6 +164,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands(v, dtype, rng):
         assert torch.equal(getattr(with_gradient, name).detach(), want)
         assert torch.equal(getattr(masked, name)[kept], want[kept])
         assert torch.equal(getattr(packed, name)[0].flip(0), want)
+        assert torch.equal(torch.stack([getattr(x, name) for x in by_itself]), want)
         assert torch.equal(torch.stack([getattr(x, name) for x in alone]), want)
         assert torch.equal(torch.stack([getattr(x, name)[0] for x in pairs]), want[:6])
 
