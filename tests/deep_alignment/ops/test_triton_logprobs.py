@@ -122,7 +122,9 @@ def test_compiled_ahead_of_time_it_fits_and_spills_nothing(name, dtype, capabili
     assert spilt and int(spilt[1]) == 0, said
     assert kernel.asm["cubin"]
     assert re.search(r"ld\.global[.\w]*\.v4\.b32", kernel.asm["ptx"])  # 16 bytes at a time
-    assert re.search(r"arith\.extsi .*: i32 to i64", kernel.asm["ttir"])  # N·V > 2³¹
+    # N·V passes 2³¹: every product, quotient and remainder of places is taken in 64 bits.
+    arithmetic = re.findall(r"arith\.(?:muli|divsi|remsi) .*: (\S+)", kernel.asm["ttir"])
+    assert set(arithmetic) == {"i64"}
 
 
 @pytest.mark.gpu

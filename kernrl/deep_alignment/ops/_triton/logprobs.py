@@ -92,10 +92,11 @@ def _sums_kernel(logits, ids, out, n_rows, n_vocab, per_temperature, BLOCK: tl.c
     row = logits + i * n_vocab
     highest, total, weighted = _row_sums(row, n_vocab, per_temperature, BLOCK)
     target = (_chosen(row, ids, i, n_vocab, True) - highest) * per_temperature
-    tl.store(out + i, highest * per_temperature)
-    tl.store(out + n_rows + i, total)
-    tl.store(out + 2 * n_rows + i, weighted)
-    tl.store(out + 3 * n_rows + i, target)
+    place = out + i
+    tl.store(place, highest * per_temperature)
+    tl.store(place + n_rows, total)
+    tl.store(place + n_rows + n_rows, weighted)
+    tl.store(place + n_rows + n_rows + n_rows, target)
 
 
 @triton.jit(do_not_specialize=["n_inner"])
