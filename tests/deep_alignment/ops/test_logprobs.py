@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from reference import token_rows
 from tolerances import tolerance
 
-from kernrl.deep_alignment.ops import rows, threads
+from kernrl.deep_alignment.ops import rows
 from kernrl.deep_alignment.ops.logprobs import TokenStats, token_logprobs
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -100,29 +99,6 @@ def test_many_blocks_and_threads_are_one_sum(rng, monkeypatch):
             check(logits, ids, None, 1.3, rng)
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_thread_that_fails_tells_the_caller():
-    def fails(item: int) -> None:
-        raise ZeroDivisionError(item)
-
-    with pytest.raises(ZeroDivisionError):
-        threads.share(lambda: fails, [1, 2, 3, 4], 2)
-
-
-def test_threads_leave_torch_as_it_was():
-    before = torch.get_num_threads()
-    seen: list[int] = []
-    try:
-        torch.set_num_threads(3)
-        threads._pool.cache_clear()  # new threads, started while torch has three
-        threads.share(lambda: lambda _: seen.append(torch.get_num_threads()), list(range(8)), 4)
-        assert torch.get_num_threads() == 3
-        with ThreadPoolExecutor(1) as fresh:  # what a thread that starts later finds
-            assert fresh.submit(torch.get_num_threads).result() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert seen == [1] * 8
 
 
 # ---------------------------------------------------------------- strides, memory, bits
