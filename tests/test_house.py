@@ -318,3 +318,13 @@ def test_version_is_a_release_number() -> None:
     import kernrl
 
     assert re.fullmatch(r"\d+\.\d+\.\d+", kernrl.__version__)
+
+
+def test_no_test_file_is_longer_than_the_house_allows() -> None:
+    root = Path(__file__).parent
+    long = {
+        str(path.relative_to(root)): lines
+        for path in root.rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > HARD_LIMIT
+    }
+    assert not long, f"find the second thought in each: {long}"
