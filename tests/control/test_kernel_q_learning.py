@@ -39,11 +39,10 @@ class TestGradient:
         before = agent.weights_.copy()
 
         def loss(weights, frozen):
-            q = lambda s, w: _q(agent, s, w)  # noqa: E731  two words, used twice
-            ahead = q(after, frozen if gradient == "semi" else weights)
-            best = q(after, frozen).argmax(axis=1)
+            ahead = _q(agent, after, frozen if gradient == "semi" else weights)
+            best = _q(agent, after, frozen).argmax(axis=1)
             target = rewards + 0.9 * ~ended * ahead[np.arange(12), best]
-            return 0.5 * np.mean((target - q(states, weights)[np.arange(12), actions]) ** 2)
+            return 0.5 * np.mean((target - _q(agent, states, weights)[np.arange(12), actions]) ** 2)
 
         slope, h = np.zeros_like(before), 1e-6
         for index in np.ndindex(*before.shape):

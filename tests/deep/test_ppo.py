@@ -160,7 +160,10 @@ def test_advantages_are_those_of_the_valid_rows_alone():
 
 
 def test_a_rollout_of_reset_rows_only_is_no_update():
-    bandit = lambda: Bandit(gym.spaces.Discrete(2), lambda a: a)  # noqa: E731  # a maker, twice
+
+    def bandit():
+        return Bandit(gym.spaces.Discrete(2), lambda a: a)
+
     envs = gym.vector.SyncVectorEnv([bandit, bandit])
     agent = PPO(n_steps=1, n_epochs=1, rng=0).fit(envs, 10)
     assert agent.steps_ == 10
