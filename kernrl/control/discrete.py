@@ -43,6 +43,19 @@ def epsilon_greedy(
     return np.where(explore, random, greedy(observations) + int(space.start))
 
 
+def answer(
+    rng: np.random.Generator,
+    space: Any,
+    epsilon: float,
+    observations: np.ndarray,
+    greedy: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:  # (b, …) -> (b,)
+    """What `predict` gives: greedy for ε = 0, and then nothing is drawn from the generator."""
+    if epsilon == 0.0:
+        return greedy(observations) + int(space.start)
+    return epsilon_greedy(rng, space, epsilon, observations, greedy)
+
+
 def numbers(actions: np.ndarray, space: Any) -> np.ndarray:  # (n,) or (n, 1) -> (n,)
     """Actions of a Discrete space as numbers from 0."""
     return np.asarray(actions).reshape(-1).astype(np.int64) - int(space.start)

@@ -280,11 +280,7 @@ class KernelQLearning(Agent):
     def _actions(self, observations: np.ndarray, deterministic: bool) -> np.ndarray:
         checks.fitted(self, "weights_")
         epsilon = 0.0 if deterministic else self.epsilon_final
-        if epsilon == 0.0:  # no draw: deterministic predictions leave the generator alone
-            return self._greedy(observations) + int(self.action_space_.start)
-        return discrete.epsilon_greedy(
-            self.rng_, self.action_space_, epsilon, observations, self._greedy
-        )
+        return discrete.answer(self.rng_, self.action_space_, epsilon, observations, self._greedy)
 
     def _greedy(self, observations: np.ndarray) -> np.ndarray:  # (b, …) -> (b,)
         return np.argmax(self._q(observations), axis=1)

@@ -250,9 +250,7 @@ class KLSPI(Agent):
     def _actions(self, observations: np.ndarray, deterministic: bool) -> np.ndarray:
         checks.fitted(self, "policy_")
         epsilon = 0.0 if deterministic else self.epsilon_final
-        if epsilon == 0.0:  # no draw: deterministic predictions leave the generator alone
-            return self.policy_.act(observations) + int(self.action_space_.start)
-        return discrete.epsilon_greedy(
+        return discrete.answer(
             self.rng_, self.action_space_, epsilon, observations, self.policy_.act
         )
 
